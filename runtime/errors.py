@@ -31,7 +31,7 @@ class LoadError(RuntimeRoomError):
 
 
 class UnknownArchitectureError(LoadError):
-    """A readable model of an architecture (or scaling, activation, …) nobody here implements; the message names it."""
+    """A readable model of an architecture (scaling, activation, …) nobody here runs; the message names it."""
 
 
 class TokenizerError(LoadError):
