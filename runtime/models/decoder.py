@@ -1,0 +1,70 @@
+"""The decoder behind llama, mistral, qwen2 and qwen3."""
+
+from collections.abc import Iterable
+
+import torch
+from torch.nn import functional as F
+
+from trunkline.attention import AttentionBackend
+
+from .config import ModelConfig
+from .layers import DecoderLayer, norm
+from .rope import RotaryTable
+from .weights import ParameterTable
+
+_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+
+class CausalLM:
+    """A decoder-only model over paged attention, for inference.
+
+    Tokens of a step lie end to end, without padding; which request each belongs to is the backend's business.
+    """
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
+        self.config = config
+        self.dtype = dtype
+        self.device = device
+        self._table = ParameterTable(dtype, device)
+        self._embedding = self._table.fused([(_EMBEDDING, config.vocab_size)], config.hidden_size)
+        self._layers = [DecoderLayer(config, self._table, layer) for layer in range(config.num_layers)]
+        self._norm = norm(config, self._table, "model.norm")
+        self._head = self._embedding
+        if not config.tied_embeddings:
+            self._head = self._table.fused([(_HEAD, config.vocab_size)], config.hidden_size)
+        self._rotary = RotaryTable(config.rope, config.head_dim, config.max_positions, device)
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        backend: AttentionBackend,
+        logits_rows: torch.Tensor,
+    ) -> torch.Tensor:
+        """Float32 logits [n, vocab] of the step's rows `logits_rows` [n].
+
+        token_ids and positions are int64 [tokens], positions below `config.max_positions`; `backend` has
+        planned the step. Rows not asked for cost no output projection.
+        """
+        hidden = F.embedding(token_ids, self._embedding)
+        cos, sin = self._rotary.lookup(positions, self.dtype)
+        for layer in self._layers:
+            hidden = layer(hidden, cos, sin, backend)
+        return F.linear(self._norm(hidden[logits_rows]), self._head).float()
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Takes a checkpoint's (Hugging Face name, tensor) pairs, in any order and dtype.
+
+        Rotary frequencies are skipped, and so is `lm_head.weight` where the embedding is tied. Raises
+        LoadError that names what is missing, unexpected, given twice or of a wrong shape.
+        """
+        self._table.load((name, tensor) for name, tensor in weights if not self._is_redundant(name))
+
+    def _is_redundant(self, name: str) -> bool:
+        return name.endswith("rotary_emb.inv_freq") or (name == _HEAD and self.config.tied_embeddings)
+
+
+def build_model(config: ModelConfig, dtype: torch.dtype, device: torch.device | str = "cpu") -> CausalLM:
+    """A model with its memory allocated and not yet filled; `CausalLM.load_weights` does that."""
+    return CausalLM(config, dtype, torch.device(device))
