@@ -16,7 +16,7 @@ from .metadata import AttentionMetadata, Int64Array
 # Above this many padded keys a batch is cut: that bounds the gather buffers, and a further call costs little.
 _MAX_BATCH_KEYS = 32768
 # Padding that is cheaper than one more kernel call per layer.
-_FREE_PADDING = 2048
+_FREE_PADDING = 512
 
 
 class TorchBackend:
@@ -120,7 +120,7 @@ def _group(q_lens: npt.NDArray[np.int32], kv_lens: npt.NDArray[np.int32]) -> Ite
         if i > first and (
             q_lens[request] != q_lens[order[first]]
             or padded > _MAX_BATCH_KEYS
-            or padded > 1.5 * total + _FREE_PADDING
+            or padded > 1.125 * total + _FREE_PADDING
         ):
             yield order[first:i]
             first, total = i, int(kv_lens[request])

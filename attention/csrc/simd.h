@@ -1,0 +1,209 @@
+// Vectors of floats in the width of one instruction set.
+//
+// The library is compiled once per level, with different compiler flags (setup.py); what follows picks
+// the widest vectors that those flags allow. Everything else in this folder is written in terms of
+// `Vec` and therefore exists once. Multiplications and additions are fused only where `fma` says so
+// (-ffp-contract=off): two places that compute the same thing get the same bits.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace trunkline {
+
+#if defined(__AVX512F__)
+constexpr int kWidth = 16;
+#elif defined(__AVX2__)
+constexpr int kWidth = 8;
+#else
+constexpr int kWidth = 4;
+#endif
+
+typedef float Vec __attribute__((vector_size(4 * kWidth)));
+typedef uint32_t Bits __attribute__((vector_size(4 * kWidth)));
+typedef int32_t Ints __attribute__((vector_size(4 * kWidth)));
+typedef uint16_t Halves __attribute__((vector_size(2 * kWidth)));
+
+// A bfloat16 is the upper half of a float.
+struct bf16 {
+  uint16_t bits;
+};
+
+template <class To, class From>
+inline To bit_cast(const From& from) {
+  static_assert(sizeof(To) == sizeof(From), "bit_cast keeps the size");
+  To to;
+  memcpy(&to, &from, sizeof(to));
+  return to;
+}
+
+inline Vec splat(float x) { return x - Vec{}; }
+
+inline Vec load(const float* p) { return bit_cast<Vec>(*reinterpret_cast<const char(*)[sizeof(Vec)]>(p)); }
+inline void store(float* p, Vec v) { memcpy(p, &v, sizeof(v)); }
+
+inline float to_float(float x) { return x; }
+inline float to_float(bf16 x) { return bit_cast<float>(uint32_t{x.bits} << 16); }
+
+inline Vec load(const bf16* p) {
+  Halves h;
+  memcpy(&h, p, sizeof(h));
+  return bit_cast<Vec>(__builtin_convertvector(h, Bits) << 16);
+}
+
+inline void store(bf16* p, Vec v) {
+#if defined(__AVX512BF16__)
+  const __m256bh h = _mm512_cvtneps_pbh(__m512(v));
+  memcpy(p, &h, sizeof(h));
+#else
+  // Round to nearest, ties to even; a NaN keeps its sign and becomes quiet.
+  const Bits u = bit_cast<Bits>(v);
+  const Bits rounded = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
+  const Bits nan = (u >> 16) | 0x40;
+  const Halves h = __builtin_convertvector(v == v ? rounded : nan, Halves);
+  memcpy(p, &h, sizeof(h));
+#endif
+}
+
+// The first `count` < kWidth elements, the others zero; never touches what lies behind them.
+template <class T>
+inline Vec load_first(const T* p, int count) {
+  T head[kWidth] = {};
+  memcpy(head, p, sizeof(T) * static_cast<size_t>(count));
+  return load(head);
+}
+
+template <class T>
+inline void store_first(T* p, Vec v, int count) {
+  T head[kWidth];
+  store(head, v);
+  memcpy(p, head, sizeof(T) * static_cast<size_t>(count));
+}
+
+inline Vec fma(Vec a, Vec b, Vec c) {
+#if defined(__AVX512F__)
+  return Vec(_mm512_fmadd_ps(__m512(a), __m512(b), __m512(c)));
+#elif defined(__AVX2__)
+  return Vec(_mm256_fmadd_ps(__m256(a), __m256(b), __m256(c)));
+#else
+  return a * b + c;
+#endif
+}
+
+inline Vec max(Vec a, Vec b) {
+#if defined(__AVX512F__)
+  return Vec(_mm512_max_ps(__m512(a), __m512(b)));
+#elif defined(__AVX2__)
+  return Vec(_mm256_max_ps(__m256(a), __m256(b)));
+#else
+  return a > b ? a : b;
+#endif
+}
+
+// Halves the vector until one lane is left: lane i meets lane i + kWidth/2 and so on, at every level.
+template <class Op>
+inline float reduce(Vec v, Op op) {
+  float lanes[kWidth];
+  for (int half = kWidth / 2; half > 0; half /= 2) {
+    Vec upper = {};
+    store(lanes, v);
+    memcpy(&upper, lanes + half, sizeof(float) * static_cast<size_t>(half));
+    v = op(v, upper);
+  }
+  return v[0];
+}
+
+inline float reduce_add(Vec v) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_add_ps(__m512(v));
+#else
+  return reduce(v, [](Vec a, Vec b) { return a + b; });
+#endif
+}
+
+inline float reduce_max(Vec v) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_max_ps(__m512(v));
+#else
+  float most = v[0];
+  for (int i = 1; i < kWidth; ++i) most = v[i] > most ? v[i] : most;
+  return most;
+#endif
+}
+
+// 2^x for x <= 127, relative error below 2e-7; exactly 0 below 2^-126 and for -infinity.
+//
+// x = n + f with n whole and |f| <= 1/2; 2^f is a polynomial (a minimax fit), n goes into the exponent.
+inline Vec exp2(Vec x) {
+  const Vec clamped = max(x, splat(-200.0f));
+  // Adding 1.5 * 2^23 leaves no room for a fraction: the sum's low bits are n.
+  const Vec magic = splat(12582912.0f);
+  const Vec shifted = clamped + magic;
+  const Vec f = clamped - (shifted - magic);
+  Vec p = splat(1.327647178e-3f);
+  p = fma(p, f, splat(9.675541333e-3f));
+  p = fma(p, f, splat(5.550713274e-2f));
+  p = fma(p, f, splat(2.402211972e-1f));
+  p = fma(p, f, splat(6.931469671e-1f));
+  p = fma(p, f, splat(1.000000072e+0f));
+  const Bits n = bit_cast<Bits>(shifted) << 23;
+  const Vec scaled = bit_cast<Vec>(bit_cast<Bits>(p) + n);
+  return x >= splat(-126.0f) ? scaled : Vec{};
+}
+
+inline constexpr float kLog2E = 1.44269504f;
+
+inline Vec sigmoid(Vec x) {
+  const Vec e = exp2(max(splat(-100.0f), x < splat(0.0f) ? x : -x) * kLog2E);
+  return (x < splat(0.0f) ? e : splat(1.0f)) / (splat(1.0f) + e);
+}
+
+// tanh through 2^x, symmetric; absolute error below 2e-7.
+inline Vec tanh(Vec x) {
+  const Vec magnitude = max(x, -x);
+  const Vec e = exp2(magnitude * (-2.0f * kLog2E));
+  const Vec t = (splat(1.0f) - e) / (splat(1.0f) + e);
+  return x < splat(0.0f) ? -t : t;
+}
+
+// Fetches `count` elements that will be read soon.
+template <class T>
+inline void prefetch(const T* p, int count) {
+  const char* first = reinterpret_cast<const char*>(p);
+  for (ptrdiff_t line = 0; line < static_cast<ptrdiff_t>(sizeof(T)) * count; line += 64)
+    __builtin_prefetch(first + line, 0, 3);
+}
+
+// Transposes a square of 32-bit lanes in place.
+//
+// log2(kWidth) rounds; a round with stride s swaps the off-diagonal s x s quarters of every 2s x 2s square,
+// which is one two-source shuffle for each of the two rows concerned.
+template <int kStride>
+inline void transpose_round(Bits* rows) {
+  Ints low, high;
+  for (int i = 0; i < kWidth; ++i) {
+    const bool odd = (i / kStride) % 2;
+    low[i] = odd ? i - kStride + kWidth : i;
+    high[i] = odd ? i + kWidth : i + kStride;
+  }
+  for (int i = 0; i < kWidth; ++i) {
+    if ((i / kStride) % 2) continue;
+    const Bits a = rows[i], b = rows[i + kStride];
+    rows[i] = __builtin_shuffle(a, b, low);
+    rows[i + kStride] = __builtin_shuffle(a, b, high);
+  }
+}
+
+inline void transpose(Bits (&rows)[kWidth]) {
+  if constexpr (kWidth > 8) transpose_round<8>(rows);
+  if constexpr (kWidth > 4) transpose_round<4>(rows);
+  transpose_round<2>(rows);
+  transpose_round<1>(rows);
+}
+
+}  // namespace trunkline

@@ -1,0 +1,100 @@
+"""Random steps over a poisoned KV pool, with what attention must answer."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from tests.oracle.attention_dense import dense_attention
+from trunkline.attention import AttentionConfig, AttentionMetadata, KVPool
+
+
+def make_config(
+    num_heads: int = 4,
+    num_kv_heads: int = 2,
+    head_dim: int = 64,
+    page_size: int = 16,
+    num_layers: int = 1,
+    window: int | None = None,
+    soft_cap: float | None = None,
+) -> AttentionConfig:
+    """An attention config whose layers all have the same window."""
+    return AttentionConfig(
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        page_size=page_size,
+        scale=head_dim**-0.5,
+        sliding_window=None if window is None else (window,) * num_layers,
+        logits_soft_cap=soft_cap,
+    )
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step: what a backend is given, the pool it works on, and the expected answer (float64)."""
+
+    metadata: AttentionMetadata
+    pool: KVPool
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    expected: torch.Tensor
+
+
+def make_step(
+    config: AttentionConfig,
+    requests: Sequence[tuple[int, int]],
+    *,
+    layer: int = 0,
+    shared: int = 0,
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+) -> Step:
+    """Requests (tokens in the pool, new tokens) with shuffled pages.
+
+    Requests with at least `shared` tokens in the pool share the pages of their first `shared`, as a radix
+    tree would have it (`shared` is a multiple of the page size). Every slot that holds no key is NaN.
+    """
+    rng = np.random.default_rng(seed)
+    size = config.page_size
+    needed = [-(-(start + length) // size) for start, length in requests]
+    numbers = rng.permutation(np.arange(1, sum(needed) + shared // size + 3)).astype(np.int32)
+    pool = KVPool(config, len(numbers), dtype)
+    pool.data.fill_(torch.nan)
+
+    trunk_pages, numbers = np.split(numbers, [shared // size])
+    trunk = _random(rng, dtype, 2, shared, config.num_kv_heads, config.head_dim)
+    tables, q, k, v, expected = [], [], [], [], []
+    for (start, length), count in zip(requests, needed, strict=True):
+        history = _random(rng, dtype, 2, start + length, config.num_kv_heads, config.head_dim)
+        table, numbers = np.split(numbers, [count])
+        if start >= shared:
+            history[:, :shared] = trunk
+            table[: shared // size] = trunk_pages
+        for position in range(start):
+            page, offset = table[position // size], position % size
+            pool.data[:, layer, page, offset] = history[:, position]
+        queries = _random(rng, dtype, length, config.num_heads, config.head_dim)
+        tables.append(table)
+        q.append(queries)
+        k.append(history[0, start:])
+        v.append(history[1, start:])
+        wide = [part.double().numpy() for part in (queries, history[0], history[1])]
+        answer = dense_attention(*wide, config.scale, config.window(layer), config.logits_soft_cap)
+        expected.append(torch.from_numpy(answer))
+    starts, lengths = zip(*requests, strict=True)
+    return Step(
+        AttentionMetadata.build(starts, lengths, tables, size),
+        pool,
+        torch.cat(q),
+        torch.cat(k),
+        torch.cat(v),
+        torch.cat(expected),
+    )
+
+
+def _random(rng: np.random.Generator, dtype: torch.dtype, *shape: int) -> torch.Tensor:
+    return torch.from_numpy(rng.standard_normal(shape)).to(dtype)
