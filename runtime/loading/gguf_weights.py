@@ -1,0 +1,98 @@
+"""From a GGUF file's tensors to Hugging Face names, row order and floating-point values."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from gguf.constants import GGMLQuantizationType
+from gguf.quants import dequantize
+
+from trunkline.runtime.errors import LoadError, UnknownArchitectureError
+
+from .gguf_file import GGUFFile, GGUFTensor
+
+_TOP = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+_IN_LAYER = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
+# Not weights: the configuration holds what it says (see gguf_config).
+_FOLDED = frozenset({"rope_freqs.weight"})
+
+
+def weights(file: GGUFFile, config: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every weight as (Hugging Face name, tensor), one at a time; quantised ones come as float32.
+
+    Raises UnknownArchitectureError for a tensor that belongs to no known layer, LoadError for a quantisation
+    that can't be undone.
+    """
+    for tensor in file.tensors.values():
+        if tensor.name in _FOLDED:
+            continue
+        name = hf_name(file, tensor.name)
+        values = _dequantised(file, tensor)
+        if file.architecture == "llama" and name.endswith(("q_proj.weight", "q_proj.bias")):
+            values = _unpermuted(values, config["num_attention_heads"])
+        elif file.architecture == "llama" and name.endswith(("k_proj.weight", "k_proj.bias")):
+            values = _unpermuted(values, config["num_key_value_heads"])
+        yield name, values
+
+
+def hf_name(file: GGUFFile, name: str) -> str:
+    """The Hugging Face name of a GGUF tensor: blk.3.ffn_up.weight is model.layers.3.mlp.up_proj.weight."""
+    if name in _TOP:
+        return _TOP[name]
+    match = _LAYER_TENSOR.fullmatch(name)
+    if match is None or match[2] not in _IN_LAYER:
+        raise UnknownArchitectureError(
+            f"{file.path}: tensor {name!r} belongs to no layer of {file.architecture!r}"
+        )
+    return f"model.layers.{match[1]}.{_IN_LAYER[match[2]]}.{match[3]}"
+
+
+def _dequantised(file: GGUFFile, tensor: GGUFTensor) -> torch.Tensor:
+    """The tensor's values: as stored for F32, F16 and BF16, float32 for everything quantised."""
+    raw = file.raw(tensor)
+    match tensor.kind:
+        case GGMLQuantizationType.F32:
+            values = torch.from_numpy(raw.view(np.float32).copy())
+        case GGMLQuantizationType.F16:
+            values = torch.from_numpy(raw.view(np.float16).copy())
+        case GGMLQuantizationType.BF16:
+            values = torch.from_numpy(raw.view(np.int16).copy()).view(torch.bfloat16)
+        case _:
+            try:
+                values = torch.from_numpy(dequantize(raw.reshape(*tensor.shape[:-1], -1), tensor.kind))
+            except NotImplementedError:
+                raise LoadError(
+                    f"{file.path}: tensor {tensor.name!r} is {tensor.kind.name}, which can't be dequantised"
+                ) from None
+    return values.reshape(tensor.shape)
+
+
+def _unpermuted(values: torch.Tensor, num_heads: int) -> torch.Tensor:
+    """Undo llama.cpp's row order of Q and K: it pairs the two rotated halves of a head row by row.
+
+    Stored: head, pair, half. Hugging Face: head, half, pair. Only files of the llama architecture are
+    stored so.
+    """
+    pairs = values.reshape(num_heads, values.shape[0] // num_heads // 2, 2, *values.shape[1:])
+    return pairs.transpose(1, 2).reshape(values.shape)

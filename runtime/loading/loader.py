@@ -1,0 +1,151 @@
+"""Loading a model: from what the user named to weights in memory and a tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trunkline.errors import ConfigError
+from trunkline.runtime.errors import RuntimeRoomError
+from trunkline.runtime.models import CausalLM, ModelConfig, build_model
+
+from . import checkpoint, gguf_config, gguf_tokenizer, gguf_weights, hf_tokenizer
+from .gguf_file import GGUFFile
+from .source import ModelSource, resolve
+from .tokenizer import Tokenizer
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_NATIVE_BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})  # "bf16" is Arm's name
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoadedModel:
+    """A model ready to run.
+
+    `name` is what to call it in answers; `generation_defaults` are the sampling settings its makers recommend
+    (`temperature`, `top_k`, `top_p`, `min_p`, `repetition_penalty`; only those they state).
+    """
+
+    model: CausalLM
+    config: ModelConfig
+    tokenizer: Tokenizer
+    name: str
+    eos_token_ids: frozenset[int]
+    generation_defaults: Mapping[str, Any]
+
+
+def load_model(
+    source: str | Path | None = None, dtype: str = "auto", device: str | torch.device = "auto"
+) -> LoadedModel:
+    """Load a model folder, a .gguf file, a hub id, or (None) the embedded SmolLM2-135M-Instruct.
+
+    `dtype` is "auto", "float32", "bfloat16" or "float16". Auto is the checkpoint's own on a GPU; on a
+    CPU it is bfloat16 where the processor computes with it, else float32. `device` "auto" is the GPU if
+    there is one. Raises ConfigError for an impossible dtype or device, LoadError (one line, naming the
+    file) for the rest.
+    """
+    target = _device(device)
+    if dtype != "auto" and dtype not in _DTYPES:
+        raise ConfigError(f"dtype {dtype!r} is not one of auto, {', '.join(_DTYPES)}")
+    found = resolve(source)
+    opened = _open_gguf(found) if found.is_gguf else _open_folder(found)
+    with _naming(found.path):
+        config = ModelConfig.from_hf_config(opened.hf_config)
+        wanted = _auto_dtype(opened.hf_config, target) if dtype == "auto" else _DTYPES[dtype]
+        model = build_model(config, wanted, target)
+        model.load_weights(opened.weights)
+    return LoadedModel(
+        model=model,
+        config=config,
+        tokenizer=opened.tokenizer,
+        name=found.name,
+        eos_token_ids=opened.tokenizer.eos_token_ids,
+        generation_defaults=opened.generation_defaults,
+    )
+
+
+def load_tokenizer(source: str | Path | None = None) -> Tokenizer:
+    """The tokenizer alone, without its model's weights; same sources and errors as `load_model`."""
+    found = resolve(source)
+    with _naming(found.path):
+        if found.is_gguf:
+            return Tokenizer(gguf_tokenizer.tokenizer_spec(GGUFFile(found.path)))
+        return Tokenizer(hf_tokenizer.tokenizer_spec(found.path))
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """What both kinds of file yield; `weights` reads as it is iterated."""
+
+    hf_config: Mapping[str, Any]
+    tokenizer: Tokenizer
+    weights: Iterable[tuple[str, torch.Tensor]]
+    generation_defaults: Mapping[str, Any]
+
+
+def _open_gguf(found: ModelSource) -> _Opened:
+    file = GGUFFile(found.path)
+    hf_config = gguf_config.hf_config(file)
+    with _naming(found.path):
+        tokenizer = Tokenizer(gguf_tokenizer.tokenizer_spec(file))
+    return _Opened(
+        hf_config, tokenizer, gguf_weights.weights(file, hf_config), gguf_config.generation_defaults(file)
+    )
+
+
+def _open_folder(found: ModelSource) -> _Opened:
+    hf_config = checkpoint.read_config(found.path)
+    weights = checkpoint.weights(found.path)
+    with _naming(found.path):
+        tokenizer = Tokenizer(hf_tokenizer.tokenizer_spec(found.path))
+    return _Opened(hf_config, tokenizer, weights, checkpoint.generation_defaults(found.path))
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Put the model's path before errors of parts that don't know it."""
+    try:
+        yield
+    except RuntimeRoomError as error:
+        if str(path) in str(error):
+            raise
+        raise type(error)(f"{path}: {error}") from None
+
+
+def _device(device: str | torch.device) -> torch.device:
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        wanted = torch.device(device)
+    except RuntimeError:
+        raise ConfigError(f"device {device!r} is not known to torch") from None
+    if wanted.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device {str(device)!r} is not supported (cpu and cuda are)")
+    if wanted.type == "cuda" and (wanted.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(
+            f"device {str(device)!r} is not there: torch sees {torch.cuda.device_count()} CUDA devices"
+        )
+    return wanted
+
+
+def _auto_dtype(hf_config: Mapping[str, Any], device: torch.device) -> torch.dtype:
+    if device.type == "cpu":
+        return torch.bfloat16 if _cpu_has_bfloat16() else torch.float32
+    stated = hf_config.get("dtype") or hf_config.get("torch_dtype")
+    return _DTYPES.get(str(stated), torch.bfloat16)
+
+
+@lru_cache(maxsize=1)
+def _cpu_has_bfloat16() -> bool:
+    """Whether the CPU multiplies bfloat16 natively; without that, float32 is the faster one."""
+    try:
+        description = Path("/proc/cpuinfo").read_text()
+    except OSError:  # not Linux
+        return False
+    return not _NATIVE_BF16_FLAGS.isdisjoint(description.split())
