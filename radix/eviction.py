@@ -1,0 +1,176 @@
+"""Which page goes first: what is known about each page, and the policies that rank it."""
+
+from typing import Protocol
+
+import numpy as np
+
+from trunkline.errors import ConfigError
+
+from .tokens import Int32Array
+
+Rank = tuple[float, ...]
+
+
+class PageUsage:
+    """What the policies know, one entry for each page of the pool (arrays of num_pages + 1).
+
+    `last_access` and `created` are logical ticks, `hits` counts the requests that reused the page, `priority` is the
+    highest of its requests, `age` is the policy's own clock at the last access. Kept by page and not by node, so that
+    a request which reuses the front of a node leaves the rank of the node's end as it was.
+    """
+
+    def __init__(self, num_pages: int) -> None:
+        self.last_access = np.zeros(num_pages + 1, dtype=np.int64)
+        self.created = np.zeros(num_pages + 1, dtype=np.int64)
+        self.hits: Int32Array = np.zeros(num_pages + 1, dtype=np.int32)
+        self.priority: Int32Array = np.zeros(num_pages + 1, dtype=np.int32)
+        self.age = np.zeros(num_pages + 1, dtype=np.float64)
+
+    def store(self, pages: Int32Array, tick: int, priority: int, age: float, replaced: int | None) -> None:
+        """New pages enter the tree, the first of them perhaps in the place of a less full page, whose past it keeps."""
+        past = (
+            None
+            if replaced is None
+            else (self.created[replaced], self.hits[replaced], self.priority[replaced])
+        )
+        self.created[pages] = tick
+        self.last_access[pages] = tick
+        self.hits[pages] = 0
+        self.priority[pages] = priority
+        self.age[pages] = age
+        if past is not None:
+            first = pages[0]
+            self.created[first], self.hits[first] = past[:2]
+            self.priority[first] = max(priority, past[2])
+
+    def hit(self, pages: Int32Array) -> None:
+        """One more request reuses these pages."""
+        self.hits[pages] += 1
+
+    def touch(self, pages: Int32Array, tick: int, priority: int, age: float) -> None:
+        """A request used these pages until now."""
+        self.last_access[pages] = tick
+        self.age[pages] = age
+        self.priority[pages] = np.maximum(self.priority[pages], priority)
+
+    def num_alike_at_end(self, pages: Int32Array) -> int:
+        """How many pages at the end of `pages` have the very same usage as the last one (at least 1)."""
+        last = pages[-1]
+        alike = self.last_access[pages] == self.last_access[last]
+        alike &= self.hits[pages] == self.hits[last]
+        alike &= self.created[pages] == self.created[last]
+        alike &= self.priority[pages] == self.priority[last]
+        alike &= self.age[pages] == self.age[last]
+        return len(pages) if alike.all() else int(alike[::-1].argmin())
+
+
+class EvictionPolicy(Protocol):
+    """Ranks the last page of a leaf; the lowest rank is evicted first."""
+
+    name: str
+    age: float
+
+    def rank(self, usage: PageUsage, page: int, start: int) -> Rank:
+        """Rank of a page whose first token is the `start`-th of its sequence."""
+        ...
+
+    def evicted(self, rank: Rank) -> None:
+        """A page of this rank was evicted to make room."""
+        ...
+
+
+class _Unaged:
+    """A policy whose ranks need no clock of their own."""
+
+    age = 0.0
+
+    def evicted(self, rank: Rank) -> None:
+        """Nothing ages."""
+
+
+class LeastRecentlyUsed(_Unaged):
+    """The page that was used longest ago."""
+
+    name = "lru"
+
+    def rank(self, usage: PageUsage, page: int, start: int) -> Rank:
+        return (float(usage.last_access[page]),)
+
+
+class LeastFrequentlyUsed(_Unaged):
+    """The page reused by the fewest requests, among equals the one used longest ago."""
+
+    name = "lfu"
+
+    def rank(self, usage: PageUsage, page: int, start: int) -> Rank:
+        return (float(usage.hits[page]), float(usage.last_access[page]))
+
+
+class FirstInFirstOut(_Unaged):
+    """The page that was stored longest ago."""
+
+    name = "fifo"
+
+    def rank(self, usage: PageUsage, page: int, start: int) -> Rank:
+        return (float(usage.created[page]),)
+
+
+class Priority(_Unaged):
+    """The page whose most important request has the lowest priority, among equals the one used longest ago."""
+
+    name = "priority"
+
+    def rank(self, usage: PageUsage, page: int, start: int) -> Rank:
+        return (float(usage.priority[page]), float(usage.last_access[page]))
+
+
+class SegmentedLru(_Unaged):
+    """Pages that were never reused before those that were; inside each segment the one used longest ago."""
+
+    name = "slru"
+
+    def rank(self, usage: PageUsage, page: int, start: int) -> Rank:
+        return (float(usage.hits[page] > 0), float(usage.last_access[page]))
+
+
+class GreedyDualSizeFrequency:
+    """Cost-aware: the page that is cheapest to compute again for each time it is wanted, with aging.
+
+    rank = age + (1 + hits) * cost, where computing a token again costs one unit for its linear layers and
+    start / ATTENTION_PARITY for its attention to everything before it. The age is the rank of the page evicted
+    last, so a page that was dear once does not stay for ever (GreedyDual-Size-Frequency, Cherkasova 1998).
+    """
+
+    name = "gdsf"
+    # Tokens of context at which attention costs as much as the linear layers (a 7B model of 32 layers of 4096).
+    ATTENTION_PARITY = 26_000
+
+    def __init__(self) -> None:
+        self.age = 0.0
+
+    def rank(self, usage: PageUsage, page: int, start: int) -> Rank:
+        cost = 1.0 + start / self.ATTENTION_PARITY
+        return (float(usage.age[page]) + (1 + int(usage.hits[page])) * cost, float(usage.last_access[page]))
+
+    def evicted(self, rank: Rank) -> None:
+        self.age = max(self.age, rank[0])
+
+
+POLICIES: dict[str, type[EvictionPolicy]] = {
+    policy.name: policy
+    for policy in (
+        LeastRecentlyUsed,
+        LeastFrequentlyUsed,
+        SegmentedLru,
+        FirstInFirstOut,
+        Priority,
+        GreedyDualSizeFrequency,
+    )
+}
+
+
+def make_policy(name: str) -> EvictionPolicy:
+    """A new policy by its name; raises ConfigError for an unknown one."""
+    if name not in POLICIES:
+        raise ConfigError(f"eviction_policy {name!r} is not one of {', '.join(POLICIES)}")
+    return POLICIES[name]()
