@@ -150,21 +150,23 @@ class SamplingParams:
         self._set(name, _number(name, getattr(self, name), low, high, above_low=above_low))
 
 
-def _integer(name: str, value: Any, low: int, high: int | None) -> int:
+def _integer(name: str, value: Any, low: int, high: int | None, at: str = "") -> int:
     allowed = f"an integer of at least {low}" if high is None else f"an integer in [{low}, {high}]"
     if isinstance(value, bool) or not isinstance(value, Integral):
-        raise _invalid(name, allowed, value)
+        raise _invalid(name, allowed, value, at)
     number = int(value)
     if number < low or (high is not None and number > high):
-        raise _invalid(name, allowed, number)
+        raise _invalid(name, allowed, number, at)
     return number
 
 
-def _number(name: str, value: Any, low: float, high: float, *, above_low: bool = False) -> float:
+def _number(
+    name: str, value: Any, low: float, high: float, *, above_low: bool = False, at: str = ""
+) -> float:
     allowed = f"a number in {'(' if above_low else '['}{low}, {high}]"
     is_number = isinstance(value, Real) and not isinstance(value, bool)
     if not is_number or not low <= value <= high or (above_low and value == low):
-        raise _invalid(name, allowed, value)
+        raise _invalid(name, allowed, value, at)
     return float(value)
 
 
@@ -177,7 +179,7 @@ def _checked_stops(stop: Any) -> tuple[str, ...]:
         raise InvalidSamplingParams(f"stop: {len(stop)} strings, at most {MAX_STOPS} are allowed", "stop")
     for index, text in enumerate(stop):
         if not isinstance(text, str) or not text:
-            raise _invalid("stop", "a string that is not empty", text, at=f"[{index}]")
+            raise _invalid("stop", "a string that is not empty", text, f"[{index}]")
         try:
             size = len(text.encode())
         except UnicodeEncodeError as error:
@@ -197,7 +199,7 @@ def _checked_token_ids(ids: Any) -> tuple[int, ...]:
         raise _invalid(name, "a list of token ids", ids)
     if len(ids) > MAX_STOP_TOKEN_IDS:
         raise InvalidSamplingParams(f"{name}: {len(ids)} ids, at most {MAX_STOP_TOKEN_IDS} are allowed", name)
-    return tuple(_integer(name, token_id, 0, None) for token_id in ids)
+    return tuple(_integer(name, token_id, 0, None, f"[{index}]") for index, token_id in enumerate(ids))
 
 
 def _checked_biases(biases: Any) -> dict[int, float]:
@@ -209,7 +211,8 @@ def _checked_biases(biases: Any) -> dict[int, float]:
             f"{name}: {len(biases)} ids, at most {MAX_LOGIT_BIASES} are allowed", name
         )
     return {
-        _integer(name, token_id, 0, None): _number(name, bias, -100, 100) for token_id, bias in biases.items()
+        _integer(name, token_id, 0, None, " key"): _number(name, bias, -100, 100, at=f"[{_shown(token_id)}]")
+        for token_id, bias in biases.items()
     }
 
 

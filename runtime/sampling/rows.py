@@ -46,7 +46,7 @@ def top_values(rows: torch.Tensor, k: int) -> Floats:
     array, vocab_size = rows.numpy(), rows.shape[1]
     if k < vocab_size:
         array = np.partition(array, vocab_size - k, axis=-1)[:, vocab_size - k :]
-    return np.sort(array, axis=-1)[:, ::-1]
+    return np.sort(array, axis=-1)[:, ::-1].copy()
 
 
 def find(rows: torch.Tensor, values: Floats, ranks: Indices) -> Indices:
@@ -60,7 +60,7 @@ def find(rows: torch.Tensor, values: Floats, ranks: Indices) -> Indices:
 def largest(rows: torch.Tensor, k: int) -> tuple[Floats, Indices]:
     """The k largest logits of each row, descending, equal ones by id, and their ids: both [n, k]."""
     values = top_values(rows, k)
-    last = torch.from_numpy(np.ascontiguousarray(values[:, -1:])).to(rows.device)
+    last = torch.from_numpy(values[:, -1:]).to(rows.device)
     positions = _flat_nonzero(rows >= last)
     found = rows.reshape(-1)[torch.from_numpy(positions).to(rows.device)].cpu().numpy()
     row_ids = positions // rows.shape[1]
