@@ -1,7 +1,22 @@
-"""Models, tokenizers and chat templates from folders, GGUF files, the hub or the embedded package."""
+"""Models, tokenizers and chat templates from folders, GGUF files, the hub or the embedded package.
 
-from .loader import LoadedModel, load_model, load_tokenizer
+`load_model` brings torch with it and is imported on first use, so that tokenizers alone stay light.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from .source import EMBEDDED_NAME
 from .tokenizer import ChatPrompt, Tokenizer
+from .tokenizer_loader import load_tokenizer
+
+if TYPE_CHECKING:
+    from .loader import LoadedModel, load_model
 
 __all__ = ["EMBEDDED_NAME", "ChatPrompt", "LoadedModel", "Tokenizer", "load_model", "load_tokenizer"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in ("LoadedModel", "load_model"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.loader"), name)

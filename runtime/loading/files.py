@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from trunkline.runtime.errors import LoadError
+from trunkline.runtime.errors import LoadError, RuntimeRoomError
 
 
 def read_text(path: Path) -> str:
@@ -33,3 +35,14 @@ def read_json(path: Path) -> dict[str, Any]:
 def read_json_if_there(path: Path) -> dict[str, Any]:
     """Like `read_json`, but an absent file is an empty object."""
     return read_json(path) if path.is_file() else {}
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Put the path before the errors of parts that don't know it."""
+    try:
+        yield
+    except RuntimeRoomError as error:
+        if str(path) in str(error):
+            raise
+        raise type(error)(f"{path}: {error}") from None

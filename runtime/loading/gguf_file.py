@@ -8,6 +8,7 @@ and so takes seconds for a tokenizer; the constants and the dequantisers are the
 
 from __future__ import annotations
 
+import math
 import mmap
 import struct
 from collections.abc import Mapping
@@ -90,7 +91,7 @@ class GGUFFile:
         tensors = {}
         for name, shape, kind, offset in rows:
             block, block_bytes = GGML_QUANT_SIZES[kind]
-            num_bytes = _product(shape) // block * block_bytes
+            num_bytes = math.prod(shape) // block * block_bytes
             if start + offset + num_bytes > len(self._map):
                 raise LoadError(
                     f"{self.path}: truncated: tensor {name!r} ends at byte {start + offset + num_bytes},"
@@ -179,10 +180,3 @@ def _tensor_row(cursor: _Cursor) -> tuple[str, tuple[int, ...], GGMLQuantization
             f"{cursor.path}: tensor {name!r}: rows of {shape[-1]} are not whole {kind.name} blocks of {block}"
         )
     return name, shape, kind, cursor.count()
-
-
-def _product(shape: tuple[int, ...]) -> int:
-    product = 1
-    for size in shape:
-        product *= size
-    return product

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -80,12 +81,18 @@ def _dequantised(file: GGUFFile, tensor: GGUFTensor) -> torch.Tensor:
             values = torch.from_numpy(raw.view(np.int16).copy()).view(torch.bfloat16)
         case _:
             try:
-                values = torch.from_numpy(dequantize(raw.reshape(*tensor.shape[:-1], -1), tensor.kind))
+                values = torch.from_numpy(dequantize(raw.reshape(_num_rows(tensor), -1), tensor.kind))
             except NotImplementedError:
                 raise LoadError(
                     f"{file.path}: tensor {tensor.name!r} is {tensor.kind.name}, which can't be dequantised"
                 ) from None
     return values.reshape(tensor.shape)
+
+
+def _num_rows(tensor: GGUFTensor) -> int:
+    """Rows to dequantise as: several stored rows at once take half the time, and blocks don't mind."""
+    stored = math.prod(tensor.shape[:-1])
+    return stored // math.gcd(stored, 16)
 
 
 def _unpermuted(values: torch.Tensor, num_heads: int) -> torch.Tensor:

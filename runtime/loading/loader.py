@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -12,13 +11,14 @@ from typing import Any
 import torch
 
 from trunkline.errors import ConfigError
-from trunkline.runtime.errors import RuntimeRoomError
 from trunkline.runtime.models import CausalLM, ModelConfig, build_model
 
-from . import checkpoint, gguf_config, gguf_tokenizer, gguf_weights, hf_tokenizer
+from . import checkpoint, gguf_config, gguf_weights
+from .files import naming
 from .gguf_file import GGUFFile
 from .source import ModelSource, resolve
 from .tokenizer import Tokenizer
+from .tokenizer_loader import folder_tokenizer, gguf_tokenizer_of
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _NATIVE_BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})  # "bf16" is Arm's name
@@ -55,7 +55,7 @@ def load_model(
         raise ConfigError(f"dtype {dtype!r} is not one of auto, {', '.join(_DTYPES)}")
     found = resolve(source)
     opened = _open_gguf(found) if found.is_gguf else _open_folder(found)
-    with _naming(found.path):
+    with naming(found.path):
         config = ModelConfig.from_hf_config(opened.hf_config)
         wanted = _auto_dtype(opened.hf_config, target) if dtype == "auto" else _DTYPES[dtype]
         model = build_model(config, wanted, target)
@@ -68,15 +68,6 @@ def load_model(
         eos_token_ids=opened.tokenizer.eos_token_ids,
         generation_defaults=opened.generation_defaults,
     )
-
-
-def load_tokenizer(source: str | Path | None = None) -> Tokenizer:
-    """The tokenizer alone, without its model's weights; same sources and errors as `load_model`."""
-    found = resolve(source)
-    with _naming(found.path):
-        if found.is_gguf:
-            return Tokenizer(gguf_tokenizer.tokenizer_spec(GGUFFile(found.path)))
-        return Tokenizer(hf_tokenizer.tokenizer_spec(found.path))
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +83,7 @@ class _Opened:
 def _open_gguf(found: ModelSource) -> _Opened:
     file = GGUFFile(found.path)
     hf_config = gguf_config.hf_config(file)
-    with _naming(found.path):
-        tokenizer = Tokenizer(gguf_tokenizer.tokenizer_spec(file))
+    tokenizer = gguf_tokenizer_of(file)
     return _Opened(
         hf_config, tokenizer, gguf_weights.weights(file, hf_config), gguf_config.generation_defaults(file)
     )
@@ -102,20 +92,8 @@ def _open_gguf(found: ModelSource) -> _Opened:
 def _open_folder(found: ModelSource) -> _Opened:
     hf_config = checkpoint.read_config(found.path)
     weights = checkpoint.weights(found.path)
-    with _naming(found.path):
-        tokenizer = Tokenizer(hf_tokenizer.tokenizer_spec(found.path))
+    tokenizer = folder_tokenizer(found.path)
     return _Opened(hf_config, tokenizer, weights, checkpoint.generation_defaults(found.path))
-
-
-@contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    """Put the model's path before errors of parts that don't know it."""
-    try:
-        yield
-    except RuntimeRoomError as error:
-        if str(path) in str(error):
-            raise
-        raise type(error)(f"{path}: {error}") from None
 
 
 def _device(device: str | torch.device) -> torch.device:

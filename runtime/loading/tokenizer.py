@@ -76,7 +76,7 @@ class Tokenizer:
         return self._encode_sealed(self._seals.seal(text) if allow_special else text, add_bos)
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
-        """The text of `ids`, control tokens left out or spelled out; bytes that are no UTF-8 become U+FFFD."""
+        """The text of `ids`, control tokens left out or spelled out; bytes that are no UTF-8 are U+FFFD."""
         data = b"".join(
             self.id_to_bytes(id) for id in map(int, ids) if not (skip_special and id in self.special_ids)
         )
