@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -136,21 +137,21 @@ inline float reduce_max(Vec v) {
 #endif
 }
 
-// 2^x for x <= 127, relative error below 2e-7; exactly 0 below 2^-126 and for -infinity.
+// 2^x for x <= 127, relative error below 2e-7; exactly 1 for 0, exactly 0 below 2^-126 and for -infinity.
 //
-// x = n + f with n whole and |f| <= 1/2; 2^f is a polynomial (a minimax fit), n goes into the exponent.
+// x = n + f with n whole and |f| <= 1/2; 2^f is a polynomial (a minimax fit with 2^0 = 1), n goes into the exponent.
 inline Vec exp2(Vec x) {
   const Vec clamped = max(x, splat(-200.0f));
   // Adding 1.5 * 2^23 leaves no room for a fraction: the sum's low bits are n.
   const Vec magic = splat(12582912.0f);
   const Vec shifted = clamped + magic;
   const Vec f = clamped - (shifted - magic);
-  Vec p = splat(1.327647178e-3f);
-  p = fma(p, f, splat(9.675541333e-3f));
-  p = fma(p, f, splat(5.550713274e-2f));
-  p = fma(p, f, splat(2.402211972e-1f));
-  p = fma(p, f, splat(6.931469671e-1f));
-  p = fma(p, f, splat(1.000000072e+0f));
+  Vec p = splat(1.326472715e-3f);
+  p = fma(p, f, splat(9.671512643e-3f));
+  p = fma(p, f, splat(5.550733743e-2f));
+  p = fma(p, f, splat(2.402224209e-1f));
+  p = fma(p, f, splat(6.931469776e-1f));
+  p = fma(p, f, splat(1.0f));
   const Bits n = bit_cast<Bits>(shifted) << 23;
   const Vec scaled = bit_cast<Vec>(bit_cast<Bits>(p) + n);
   return x >= splat(-126.0f) ? scaled : Vec{};
@@ -183,27 +184,23 @@ inline void prefetch(const T* p, int count) {
 //
 // log2(kWidth) rounds; a round with stride s swaps the off-diagonal s x s quarters of every 2s x 2s square,
 // which is one two-source shuffle for each of the two rows concerned.
-template <int kStride>
-inline void transpose_round(Bits* rows) {
-  Ints low, high;
-  for (int i = 0; i < kWidth; ++i) {
-    const bool odd = (i / kStride) % 2;
-    low[i] = odd ? i - kStride + kWidth : i;
-    high[i] = odd ? i + kWidth : i + kStride;
-  }
+template <int kStride, size_t... kLane>
+inline void transpose_round(Bits* rows, std::index_sequence<kLane...>) {
+  constexpr int kOther = kWidth - kStride;  // from a lane to the one kStride before it in the second source
   for (int i = 0; i < kWidth; ++i) {
     if ((i / kStride) % 2) continue;
     const Bits a = rows[i], b = rows[i + kStride];
-    rows[i] = __builtin_shuffle(a, b, low);
-    rows[i + kStride] = __builtin_shuffle(a, b, high);
+    rows[i] = __builtin_shufflevector(a, b, (kLane / kStride % 2 ? kLane + kOther : kLane)...);
+    rows[i + kStride] = __builtin_shufflevector(a, b, (kLane / kStride % 2 ? kLane + kWidth : kLane + kStride)...);
   }
 }
 
 inline void transpose(Bits (&rows)[kWidth]) {
-  if constexpr (kWidth > 8) transpose_round<8>(rows);
-  if constexpr (kWidth > 4) transpose_round<4>(rows);
-  transpose_round<2>(rows);
-  transpose_round<1>(rows);
+  constexpr auto lanes = std::make_index_sequence<kWidth>();
+  if constexpr (kWidth > 8) transpose_round<8>(rows, lanes);
+  if constexpr (kWidth > 4) transpose_round<4>(rows, lanes);
+  transpose_round<2>(rows, lanes);
+  transpose_round<1>(rows, lanes);
 }
 
 }  // namespace trunkline

@@ -1,0 +1,143 @@
+"""Attention on CPUs with the native kernels of csrc/."""
+
+import ctypes
+import weakref
+
+import torch
+
+from trunkline.errors import ConfigError
+
+from . import native
+from .base import check_metadata, check_pool
+from .config import AttentionConfig
+from .kv_pool import KVPool
+from .metadata import AttentionMetadata
+
+_MAX_HEAD_DIM = 512
+
+
+class CpuBackend:
+    """Paged attention that reads keys and values where they lie, each tile once for all heads of a group.
+
+    A token's result depends on its query, keys and values alone: not on how its prompt was cut into
+    chunks, which other requests are in the step or how many threads there are (bit for bit, at one level).
+    Requests with few new tokens share the tiles of a common prefix. Weights are bfloat16 inside where
+    the pool is and the machine multiplies bfloat16; sums are float32.
+    """
+
+    def __init__(self, config: AttentionConfig, pool: KVPool, level: str | None = None) -> None:
+        """Binds to a pool of float32 or bfloat16 in host memory; raises ConfigError, NativeUnavailable."""
+        check_pool(config, pool)
+        if pool.device.type != "cpu" or pool.dtype not in native.STORAGE:
+            raise ConfigError(f"attention: the cpu backend has no kernels for {pool.dtype} on {pool.device}")
+        if config.head_dim > _MAX_HEAD_DIM:
+            raise ConfigError(f"attention: head_dim is {config.head_dim}; the cpu backend takes {_MAX_HEAD_DIM}")
+        self._config = config
+        self._pool = pool
+        self._library = native.library(level)
+        self._metadata: AttentionMetadata | None = None
+        shape = native.Shape(config.num_heads, config.num_kv_heads, config.head_dim, config.page_size)
+        self._attention = ctypes.c_void_p(self._library.attention_new(shape))
+        weakref.finalize(self, self._library.attention_free, self._attention)
+        self._layer = native.Layer(
+            page_stride=pool.k[0].stride(0),
+            slot_stride=pool.k[0].stride(1),
+            kv_head_stride=pool.k[0].stride(2),
+            scale=config.scale,
+            soft_cap=config.logits_soft_cap or 0.0,
+            storage=native.STORAGE[pool.dtype],
+        )
+
+    @property
+    def level(self) -> str:
+        """The instruction set in use."""
+        return self._library.level
+
+    def plan(self, metadata: AttentionMetadata) -> None:
+        """See AttentionBackend."""
+        check_metadata(metadata, self._pool)
+        self._metadata = metadata  # the kernels read its arrays until the next plan
+        step = native.Step(
+            metadata.qo_indptr.ctypes.data,
+            metadata.kv_indptr.ctypes.data,
+            metadata.kv_indices.ctypes.data,
+            metadata.kv_last_page_len.ctypes.data,
+            metadata.num_requests,
+        )
+        self._library.attention_plan(self._attention, step)
+
+    def forward(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """See AttentionBackend. q, k and v have the pool's dtype; rows may be strided, heads may not."""
+        assert self._metadata is not None, "forward before plan"
+        k, v = self._rows(k), self._rows(v)
+        size = k.element_size()
+        store = native.Store(
+            k=k.data_ptr(),
+            v=v.data_ptr(),
+            k_pool=self._pool.k[layer].data_ptr(),
+            v_pool=self._pool.v[layer].data_ptr(),
+            slots=self._metadata.slot_mapping.ctypes.data,
+            k_stride=k.stride(0) * size,
+            v_stride=v.stride(0) * size,
+            tokens=len(k),
+            row_bytes=k.shape[1] * k.shape[2] * size,
+            num_threads=torch.get_num_threads(),
+        )
+        self._library.store(store)
+        return self._attend(layer, self._rows(q))
+
+    def forward_fused(
+        self,
+        layer: int,
+        qkv: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        norm_weight: torch.Tensor | None = None,
+        norm_eps: float = 0.0,
+    ) -> torch.Tensor:
+        """Rotates, stores and attends, from the fused projection.
+
+        qkv [tokens, num_heads + 2 num_kv_heads, head_dim] in the pool's dtype; cos and sin float32
+        [max_positions, head_dim / 2], the whole tables; norm_weight [num_heads + num_kv_heads, head_dim]
+        where queries and keys pass an RMSNorm before they are rotated. Returns [tokens, num_heads, head_dim].
+        """
+        assert self._metadata is not None, "forward before plan"
+        config, qkv = self._config, self._rows(qkv)
+        q = qkv.new_empty(len(qkv), config.num_heads, config.head_dim)
+        job = native.RotaryStore(
+            qkv=qkv.data_ptr(),
+            q=q.data_ptr(),
+            k_pool=self._pool.k[layer].data_ptr(),
+            v_pool=self._pool.v[layer].data_ptr(),
+            cos=cos.data_ptr(),
+            sin=sin.data_ptr(),
+            positions=self._metadata.positions.ctypes.data,
+            slots=self._metadata.slot_mapping.ctypes.data,
+            norm_weight=None if norm_weight is None else norm_weight.data_ptr(),
+            qkv_stride=qkv.stride(0),
+            tokens=len(qkv),
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            norm_eps=norm_eps,
+            storage=native.STORAGE[self._pool.dtype],
+            num_threads=torch.get_num_threads(),
+        )
+        self._library.rotary_store(job)
+        return self._attend(layer, q)
+
+    def _attend(self, layer: int, q: torch.Tensor) -> torch.Tensor:
+        out = torch.empty(q.shape, dtype=q.dtype)
+        job = self._layer
+        job.q, job.q_stride = q.data_ptr(), q.stride(0)
+        job.out, job.out_stride = out.data_ptr(), out.stride(0)
+        job.k, job.v = self._pool.k[layer].data_ptr(), self._pool.v[layer].data_ptr()
+        job.window = self._config.window(layer) or 0
+        job.num_threads = torch.get_num_threads()
+        self._library.attention_run(self._attention, job)
+        return out
+
+    def _rows(self, x: torch.Tensor) -> torch.Tensor:
+        """x itself where each token's heads lie end to end, else a copy for which that is so."""
+        assert x.dtype == self._pool.dtype, f"{x.dtype} given to a pool of {self._pool.dtype}"
+        return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()

@@ -1,0 +1,304 @@
+// Computing one layer.
+//
+// A work item is a block and one KV head. Its query rows are tokens x heads of the group, so that a tile
+// of keys and values that was packed once serves all of them:
+//
+//     for each tile of 128 keys          packed: keys 128 x head_dim, values 128 x head_dim
+//       for each 32 query rows           in the level-1 cache: scores 32 x 128
+//         scores = rows * keys           matmul.h
+//         weights = softmax(scores)      softmax.h
+//         merge weights * values into the result
+#include "attention.h"
+
+#include <algorithm>
+
+#include "pack.h"
+
+namespace trunkline {
+
+namespace {
+
+template <class T>
+void write_row(T* out, const float* values, float factor, int head_dim) {
+  int col = 0;
+  for (; col + kWidth <= head_dim; col += kWidth) store(out + col, load(values + col) * splat(factor));
+  if (col < head_dim) store_first(out + col, load_first(values + col, head_dim - col) * splat(factor), head_dim - col);
+}
+
+}  // namespace
+
+// What one thread needs to work on items; everything it writes besides results lies in its scratch memory.
+template <class Math, class T>
+class Worker {
+ public:
+  Worker(const PagedAttention& attention, const Layer& layer, Buffer& scratch);
+
+  // Block `next` and `next_head` are what this thread will probably work on afterwards.
+  void whole(const Block& block, int head, const Block* next, int next_head);
+  void partial(const Block& block, int head, const Block* next, int next_head);
+
+ private:
+  using Element = typename Math::Element;
+  struct Tile {
+    int64_t offsets[kTile];
+    int valid = 0;
+  };
+
+  int token(const Block& block, int row) const { return a_.tokens_[static_cast<size_t>(block.first + row / a_.group_)]; }
+  Visible visible(const Block& block, int row, int tile) const;
+  void load_queries(const Block& block, int head);
+  void locate(const Block& block, int tile, int head, Tile& found) const;
+  void pack(const Tile& tile, const Tile& next);
+  void rows_of_tile(const Block& block, int first_row, int num_rows, int tile);
+  void merge_rows(int first_row, int num_rows);
+
+  const PagedAttention& a_;
+  const Layer& layer_;
+  const int head_dim_, words_, value_cols_;
+  const Logits logits_;
+  Tile tiles_[2];
+  Panel keys_, values_;
+  Word* queries_;     // [rows, words_]
+  float* scores_;     // [kRowStep, kTile]
+  Element* weights_;  // [kRowStep, kTile]
+  float* tile_out_;   // [kRowStep, value_cols_]
+  float* out_;        // [rows, value_cols_]
+  float* peaks_;      // [rows]
+  float* sums_;       // [rows]
+  float tile_peaks_[kRowStep], tile_sums_[kRowStep];
+};
+
+template <class Math, class T>
+Worker<Math, T>::Worker(const PagedAttention& attention, const Layer& layer, Buffer& scratch)
+    : a_(attention),
+      layer_(layer),
+      head_dim_(attention.shape_.head_dim),
+      words_(round_up((head_dim_ + Math::kPerWord - 1) / Math::kPerWord, Math::kWordMultiple)),
+      value_cols_(round_up(head_dim_, kWidth)),
+      logits_{layer.scale, layer.soft_cap} {
+  const auto rows = static_cast<size_t>(round_up(attention.block_tokens_ * attention.group_, kRowStep));
+  const auto words = static_cast<size_t>(words_), cols = static_cast<size_t>(value_cols_);
+  const size_t sizes[] = {words * kTile,    kTile / Math::kPerWord * cols, rows * words, kRowStep * kTile,
+                          kRowStep * kTile, kRowStep * cols,               rows * cols,  rows, rows};
+  char* parts[std::size(sizes)];
+  size_t total = 0;
+  for (const size_t size : sizes) total += (size * sizeof(Word) + 63) / 64 * 64;
+  scratch.reserve(total);
+  char* next = scratch.data();
+  for (size_t i = 0; i < std::size(sizes); ++i) {
+    parts[i] = next;
+    next += (sizes[i] * sizeof(Word) + 63) / 64 * 64;
+  }
+  keys_ = {reinterpret_cast<Word*>(parts[0]), words_, kTile};
+  values_ = {reinterpret_cast<Word*>(parts[1]), kTile / Math::kPerWord, value_cols_};
+  queries_ = reinterpret_cast<Word*>(parts[2]);
+  scores_ = reinterpret_cast<float*>(parts[3]);
+  weights_ = reinterpret_cast<Element*>(parts[4]);
+  tile_out_ = reinterpret_cast<float*>(parts[5]);
+  out_ = reinterpret_cast<float*>(parts[6]);
+  peaks_ = reinterpret_cast<float*>(parts[7]);
+  sums_ = reinterpret_cast<float*>(parts[8]);
+}
+
+template <class Math, class T>
+Visible Worker<Math, T>::visible(const Block& block, int row, int tile) const {
+  const int limit = a_.limits_[static_cast<size_t>(token(block, row))], start = tile * kTile;
+  const int first = layer_.window > 0 ? limit - layer_.window - start : 0;
+  return {std::max(first, 0), std::min(limit - start, kTile)};
+}
+
+template <class Math, class T>
+void Worker<Math, T>::load_queries(const Block& block, int head) {
+  const int rows = block.count * a_.group_;
+  for (int row = 0; row < rows; ++row) {
+    const T* q = static_cast<const T*>(layer_.q) + token(block, row) * layer_.q_stride +
+                 static_cast<ptrdiff_t>(head * a_.group_ + row % a_.group_) * head_dim_;
+    for (int word = 0; word < words_; word += kWidth) {
+      const Bits bits = load_words<Math>(q, word, head_dim_);
+      const int count = std::min(kWidth, words_ - word);
+      memcpy(queries_ + static_cast<ptrdiff_t>(row) * words_ + word, &bits, sizeof(Word) * static_cast<size_t>(count));
+    }
+  }
+}
+
+template <class Math, class T>
+void Worker<Math, T>::locate(const Block& block, int tile, int head, Tile& found) const {
+  const int page_size = a_.shape_.page_size, start = tile * kTile;
+  found.valid = std::min(kTile, a_.num_keys(block.request) - start);
+  const int32_t* page = a_.pages(block.request) + start / page_size;
+  int slot = start % page_size;
+  for (int i = 0; i < found.valid; ++page, slot = 0) {
+    int64_t offset = *page * layer_.page_stride + slot * layer_.slot_stride + head * layer_.kv_head_stride;
+    for (; slot < page_size && i < found.valid; ++slot, ++i, offset += layer_.slot_stride) found.offsets[i] = offset;
+  }
+}
+
+template <class Math, class T>
+void Worker<Math, T>::pack(const Tile& tile, const Tile& next) {
+  const auto* k = static_cast<const T*>(layer_.k);
+  const auto* v = static_cast<const T*>(layer_.v);
+  const int tokens = std::min(kTile, round_up(tile.valid, kRowStep));
+  pack_keys<Math>(TileRows<T>{k, tile.offsets, tile.valid, k, next.offsets, next.valid}, head_dim_, tokens, keys_);
+  pack_values<Math>(TileRows<T>{v, tile.offsets, tile.valid, v, next.offsets, next.valid}, head_dim_, tokens, values_);
+}
+
+// Leaves the tile's result for these rows in tile_out_, tile_peaks_ and tile_sums_.
+template <class Math, class T>
+void Worker<Math, T>::rows_of_tile(const Block& block, int first_row, int num_rows, int tile) {
+  int last_key = 1;
+  for (int row = 0; row < num_rows; ++row) last_key = std::max(last_key, visible(block, first_row + row, tile).last);
+  const int keys = round_up(last_key, 32);
+  matmul<Math>(queries_ + static_cast<ptrdiff_t>(first_row) * words_, words_, keys_, scores_, kTile, num_rows, keys,
+               words_);
+  for (int row = 0; row < num_rows; ++row)
+    softmax_row(scores_ + row * kTile, weights_ + row * kTile, keys, visible(block, first_row + row, tile), logits_,
+                &tile_peaks_[row], &tile_sums_[row]);
+  matmul<Math>(reinterpret_cast<const Word*>(weights_), kTile / Math::kPerWord, values_, tile_out_, value_cols_,
+               num_rows, value_cols_, keys / Math::kPerWord);
+}
+
+template <class Math, class T>
+void Worker<Math, T>::merge_rows(int first_row, int num_rows) {
+  for (int row = 0; row < num_rows; row += kWidth) {
+    float* peaks = peaks_ + first_row + row;
+    float* sums = sums_ + first_row + row;
+    const MergeFactors factors = merge_factors(load(peaks), load(tile_peaks_ + row));
+    store(peaks, factors.peak);
+    store(sums, merge(load(sums), factors.before, load(tile_sums_ + row), factors.after));
+    for (int i = 0; i < kWidth && row + i < num_rows; ++i) {
+      float* out = out_ + static_cast<ptrdiff_t>(first_row + row + i) * value_cols_;
+      const float* tile_out = tile_out_ + static_cast<ptrdiff_t>(row + i) * value_cols_;
+      const Vec before = splat(factors.before[i]), after = splat(factors.after[i]);
+      for (int col = 0; col < value_cols_; col += kWidth)
+        store(out + col, merge(load(out + col), before, load(tile_out + col), after));
+    }
+  }
+}
+
+template <class Math, class T>
+void Worker<Math, T>::whole(const Block& block, int head, const Block* next, int next_head) {
+  const int rows = block.count * a_.group_;
+  load_queries(block, head);
+  std::fill(out_, out_ + static_cast<ptrdiff_t>(rows) * value_cols_, 0.0f);
+  std::fill(peaks_, peaks_ + round_up(rows, kRowStep), kNothing);
+  std::fill(sums_, sums_ + round_up(rows, kRowStep), 0.0f);
+  int tile = block.first_tile;
+  const int last_tile = tile + block.num_tiles - 1;
+  // The first token's window reaches back furthest.
+  if (layer_.window > 0)
+    tile = std::max(tile, (a_.limits_[static_cast<size_t>(token(block, 0))] - layer_.window) / kTile);
+  locate(block, tile, head, tiles_[tile % 2]);
+  for (; tile <= last_tile; ++tile) {
+    Tile& following = tiles_[(tile + 1) % 2];
+    following.valid = 0;
+    if (tile < last_tile)
+      locate(block, tile + 1, head, following);
+    else if (next != nullptr)
+      locate(*next, next->first_tile, next_head, following);
+    pack(tiles_[tile % 2], following);
+    for (int row = 0; row < rows; row += kRowStep) {
+      const int count = std::min(kRowStep, rows - row);
+      rows_of_tile(block, row, count, tile);
+      merge_rows(row, count);
+    }
+  }
+  for (int row = 0; row < rows; ++row) {
+    T* out = static_cast<T*>(layer_.out) + token(block, row) * layer_.out_stride +
+             static_cast<ptrdiff_t>(head * a_.group_ + row % a_.group_) * head_dim_;
+    write_row(out, out_ + static_cast<ptrdiff_t>(row) * value_cols_, 1.0f / sums_[row], head_dim_);
+  }
+}
+
+template <class Math, class T>
+void Worker<Math, T>::partial(const Block& block, int head, const Block* next, int next_head) {
+  const int rows = block.count * a_.group_, tile = block.first_tile;
+  load_queries(block, head);
+  locate(block, tile, head, tiles_[0]);
+  tiles_[1].valid = 0;
+  if (next != nullptr) locate(*next, next->first_tile, next_head, tiles_[1]);
+  pack(tiles_[0], tiles_[1]);
+  for (int first = 0; first < rows; first += kRowStep) {
+    const int count = std::min(kRowStep, rows - first);
+    rows_of_tile(block, first, count, tile);
+    for (int i = 0; i < count; ++i) {
+      const int row = first + i;
+      const ptrdiff_t partial = a_.first_partial_[static_cast<size_t>(token(block, row))] + tile;
+      const ptrdiff_t index = partial * a_.shape_.num_heads + head * a_.group_ + row % a_.group_;
+      memcpy(a_.partials_.template data<float>() + index * head_dim_, tile_out_ + static_cast<ptrdiff_t>(i) * value_cols_,
+             sizeof(float) * static_cast<size_t>(head_dim_));
+      float* stats = a_.partial_stats_.template data<float>() + index * 2;
+      stats[0] = tile_peaks_[i];
+      stats[1] = tile_sums_[i];
+    }
+  }
+}
+
+// Merges the tiles of one token in ascending order and writes its output.
+template <class T>
+void PagedAttention::merge_partials(const Layer& layer, int index) {
+  const int token = split_tokens_[static_cast<size_t>(index)], head_dim = shape_.head_dim;
+  const int limit = limits_[static_cast<size_t>(token)], last_tile = (limit - 1) / kTile;
+  const int first_tile = layer.window > 0 ? std::max(limit - layer.window, 0) / kTile : 0;
+  float out[kMaxHeadDim];
+  for (int head = 0; head < shape_.num_heads; ++head) {
+    std::fill(out, out + head_dim, 0.0f);
+    Vec peak = splat(kNothing), sum = {};
+    for (int tile = first_tile; tile <= last_tile; ++tile) {
+      const ptrdiff_t partial = first_partial_[static_cast<size_t>(token)] + tile;
+      const ptrdiff_t at = partial * shape_.num_heads + head;
+      const float* stats = partial_stats_.data<float>() + at * 2;
+      const float* values = partials_.data<float>() + at * head_dim;
+      const MergeFactors factors = merge_factors(peak, splat(stats[0]));
+      peak = factors.peak;
+      sum = merge(sum, factors.before, splat(stats[1]), factors.after);
+      for (int col = 0; col < head_dim; col += kWidth)
+        store(out + col, merge(load(out + col), factors.before, load(values + col), factors.after));
+    }
+    T* to = static_cast<T*>(layer.out) + token * layer.out_stride + static_cast<ptrdiff_t>(head) * head_dim;
+    write_row(to, out, 1.0f / sum[0], head_dim);
+  }
+}
+
+template <class Math, class T>
+void PagedAttention::run_as(const Layer& layer) {
+  const int heads = shape_.num_kv_heads;
+  const int num_whole = static_cast<int>(whole_.size()) * heads, num_partial = static_cast<int>(partial_.size()) * heads;
+  const int num_split = static_cast<int>(split_tokens_.size());
+  // Neighbouring items read neighbouring memory: a thread takes several at once where there are many.
+  const int several = std::clamp(num_partial / (layer.num_threads * 8), 1, 4 * heads);
+#pragma omp parallel num_threads(layer.num_threads) if (num_whole + num_partial > 1)
+  {
+    Math::begin();
+    Worker<Math, T> worker(*this, layer, scratch_[static_cast<size_t>(omp_get_thread_num())]);
+#pragma omp for schedule(dynamic, 1) nowait
+    for (int item = 0; item < num_whole; ++item)
+      worker.whole(whole_[static_cast<size_t>(item / heads)], item % heads, nullptr, 0);
+#pragma omp for schedule(dynamic, several)
+    for (int item = 0; item < num_partial; ++item) {
+      const int next = item + 1;
+      worker.partial(partial_[static_cast<size_t>(item / heads)], item % heads,
+                     next < num_partial ? &partial_[static_cast<size_t>(next / heads)] : nullptr, next % heads);
+    }
+    Math::end();
+#pragma omp for schedule(static)
+    for (int index = 0; index < num_split; ++index) merge_partials<T>(layer, index);
+  }
+}
+
+void PagedAttention::run(const Layer& layer) {
+  const auto results = static_cast<size_t>(num_partials_) * static_cast<size_t>(shape_.num_heads);
+  // Reading the last result in whole vectors may go past head_dim.
+  partials_.reserve((results * static_cast<size_t>(shape_.head_dim) + kWidth) * sizeof(float));
+  partial_stats_.reserve(results * 2 * sizeof(float));
+  if (scratch_.size() < static_cast<size_t>(layer.num_threads)) scratch_.resize(static_cast<size_t>(layer.num_threads));
+  if (layer.storage == Storage::kFloat) return run_as<FloatMath, float>(layer);
+#if defined(__AMX_BF16__)
+  return run_as<TileMath, bf16>(layer);
+#elif defined(__AVX512BF16__)
+  return run_as<PairMath, bf16>(layer);
+#else
+  return run_as<FloatMath, bf16>(layer);
+#endif
+}
+
+}  // namespace trunkline

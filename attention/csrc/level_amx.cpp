@@ -1,0 +1,2 @@
+// AVX-512 with bf16, and AMX tiles.
+#include "library.cpp"

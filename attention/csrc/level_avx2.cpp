@@ -1,0 +1,2 @@
+// AVX2 and FMA: 8 lanes.
+#include "library.cpp"

@@ -1,0 +1,2 @@
+// AVX-512: 16 lanes.
+#include "library.cpp"

@@ -1,0 +1,2 @@
+// AVX-512 and its dot product of bf16 pairs.
+#include "library.cpp"

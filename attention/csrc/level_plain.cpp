@@ -1,0 +1,3 @@
+// Whatever the compiler's default target has: 4 lanes.
+#include "cpu_level.cpp"
+#include "library.cpp"

@@ -1,0 +1,98 @@
+// Small matrix products C = A * B, the arithmetic under attention.
+//
+// Both factors consist of 32-bit words along k: one float, or a pair of bfloat16 (the unit in which the
+// bf16 dot-product instructions work). A lies row by row. B lies in a panel of strips, so that the inner
+// loop reads it front to back:
+//
+//     B [words x cols]  =  | strip 0: words x 64 | strip 1: words x 64 | last: words x 16 |
+//
+// Every element of C is one chain of multiply-adds in ascending k, whatever its row and however many rows
+// there are: the number of queries computed together never shows in a result.
+#pragma once
+
+#include "simd.h"
+
+namespace trunkline {
+
+using Word = uint32_t;
+
+constexpr int kStripVecs = kWidth == 16 ? 4 : 2;  // 4 x 4 of 32 registers hold C, or 4 x 2 of 16
+constexpr int kStrip = kStripVecs * kWidth;
+constexpr int kStripRows = 4;
+
+constexpr int round_up(int x, int multiple) { return (x + multiple - 1) / multiple * multiple; }
+
+struct Panel {
+  Word* data;
+  int words;  // rows of the panel
+  int cols;   // a multiple of kWidth
+
+  int strip_cols(int col) const {
+    const int left = cols - col / kStrip * kStrip;
+    return left < kStrip ? left : kStrip;
+  }
+  Word* at(int word, int col) const {
+    const int first = col / kStrip * kStrip;
+    return data + static_cast<ptrdiff_t>(first) * words + static_cast<ptrdiff_t>(word) * strip_cols(col) + (col - first);
+  }
+};
+
+// Float words: works for every storage type at every level.
+struct FloatMath {
+  using Element = float;
+  static constexpr int kPerWord = 1;
+  static constexpr int kWordMultiple = 1;
+  static void begin() {}
+  static void end() {}
+  static Vec accumulate(Vec sum, Word a, Bits b) { return fma(splat(bit_cast<float>(a)), bit_cast<Vec>(b), sum); }
+};
+
+template <class Math, int kRows, int kVecs>
+inline void matmul_block(const Word* a, int a_stride, const Word* b, int b_stride, float* c, int c_stride, int words) {
+  Vec sum[kRows][kVecs] = {};
+  for (int k = 0; k < words; ++k) {
+    Bits row[kVecs];
+    for (int v = 0; v < kVecs; ++v) memcpy(&row[v], b + static_cast<ptrdiff_t>(k) * b_stride + v * kWidth, sizeof(Bits));
+    for (int r = 0; r < kRows; ++r)
+      for (int v = 0; v < kVecs; ++v)
+        sum[r][v] = Math::accumulate(sum[r][v], a[static_cast<ptrdiff_t>(r) * a_stride + k], row[v]);
+  }
+  for (int r = 0; r < kRows; ++r)
+    for (int v = 0; v < kVecs; ++v) store(c + static_cast<ptrdiff_t>(r) * c_stride + v * kWidth, sum[r][v]);
+}
+
+template <class Math, int kVecs>
+inline void matmul_strip(const Word* a, int a_stride, const Word* b, int b_stride, float* c, int c_stride, int rows,
+                         int words) {
+  int r = 0;
+  for (; r + kStripRows <= rows; r += kStripRows)
+    matmul_block<Math, kStripRows, kVecs>(a + static_cast<ptrdiff_t>(r) * a_stride, a_stride, b, b_stride,
+                                          c + static_cast<ptrdiff_t>(r) * c_stride, c_stride, words);
+  a += static_cast<ptrdiff_t>(r) * a_stride;
+  c += static_cast<ptrdiff_t>(r) * c_stride;
+  switch (rows - r) {
+    case 1: return matmul_block<Math, 1, kVecs>(a, a_stride, b, b_stride, c, c_stride, words);
+    case 2: return matmul_block<Math, 2, kVecs>(a, a_stride, b, b_stride, c, c_stride, words);
+    case 3: return matmul_block<Math, 3, kVecs>(a, a_stride, b, b_stride, c, c_stride, words);
+    default: return;
+  }
+}
+
+// C [rows x cols] = A [rows x words] * B's first `words` rows and `cols` columns (a multiple of kWidth).
+template <class Math>
+inline void matmul(const Word* a, int a_stride, const Panel& b, float* c, int c_stride, int rows, int cols, int words) {
+  for (int col = 0; col < cols; col += kStrip) {
+    const int left = cols - col, stride = b.strip_cols(col);
+    const Word* strip = b.at(0, col);
+    switch (left < kStrip ? left / kWidth : kStripVecs) {
+      case 1: matmul_strip<Math, 1>(a, a_stride, strip, stride, c + col, c_stride, rows, words); break;
+      case 2: matmul_strip<Math, 2>(a, a_stride, strip, stride, c + col, c_stride, rows, words); break;
+#if defined(__AVX512F__)
+      case 3: matmul_strip<Math, 3>(a, a_stride, strip, stride, c + col, c_stride, rows, words); break;
+      case 4: matmul_strip<Math, 4>(a, a_stride, strip, stride, c + col, c_stride, rows, words); break;
+#endif
+    }
+  }
+}
+
+}  // namespace trunkline

@@ -1,0 +1,93 @@
+// The products of matmul.h on pairs of bfloat16: the AVX-512 dot product, and AMX tiles.
+#pragma once
+
+#include "matmul.h"
+
+namespace trunkline {
+
+#if defined(__AVX512BF16__)
+struct PairMath {
+  using Element = bf16;
+  static constexpr int kPerWord = 2;
+  static constexpr int kWordMultiple = 1;
+  static void begin() {}
+  static void end() {}
+  static Vec accumulate(Vec sum, Word a, Bits b) {
+    return Vec(_mm512_dpbf16_ps(__m512(sum), __m512bh(_mm512_set1_epi32(static_cast<int>(a))), __m512bh(b)));
+  }
+};
+using Bf16Math = PairMath;
+#endif
+
+#if defined(__AMX_BF16__)
+// An AMX tile holds 16 rows of 16 words. C is computed in squares of 2 x 2 tiles, so that each tile of A
+// and B that was loaded is used twice:
+//
+//                B4: tmm6   B: tmm7
+//     A: tmm4    C: tmm0    C: tmm1
+//     A: tmm5    C: tmm2    C: tmm3
+//
+// Rows are computed in sixteens and words in sixteens: A, B and C must have room for that. What lies in
+// the surplus rows of A reaches only the surplus rows of C.
+struct TileMath : PairMath {
+  static constexpr int kWordMultiple = 16;
+
+  static void begin() {
+    alignas(64) uint8_t config[64] = {1};  // palette 1
+    for (int tile = 0; tile < 8; ++tile) {
+      config[16 + 2 * tile] = 64;  // bytes a row
+      config[48 + tile] = 16;      // rows
+    }
+    _tile_loadconfig(config);
+  }
+  static void end() { _tile_release(); }
+};
+using Bf16Tiles = TileMath;
+
+template <bool kTwoRows, bool kTwoCols>
+inline void matmul_tiles(const Word* a, int a_stride, const Word* b, int b_stride, float* c, int c_stride, int words) {
+  const size_t a_bytes = 4 * static_cast<size_t>(a_stride);
+  const size_t b_bytes = 4 * static_cast<size_t>(b_stride);
+  const size_t c_bytes = 4 * static_cast<size_t>(c_stride);
+  const Word* a_low = a + 16 * static_cast<ptrdiff_t>(a_stride);
+  _tile_zero(0);
+  if (kTwoCols) _tile_zero(1);
+  if (kTwoRows) _tile_zero(2);
+  if (kTwoRows && kTwoCols) _tile_zero(3);
+  for (int k = 0; k < words; k += 16) {
+    const Word* row = b + static_cast<ptrdiff_t>(k) * b_stride;
+    _tile_loadd(4, a + k, a_bytes);
+    _tile_loadd(6, row, b_bytes);
+    _tile_dpbf16ps(0, 4, 6);
+    if (kTwoCols) _tile_loadd(7, row + 16, b_bytes);
+    if (kTwoCols) _tile_dpbf16ps(1, 4, 7);
+    if (kTwoRows) _tile_loadd(5, a_low + k, a_bytes);
+    if (kTwoRows) _tile_dpbf16ps(2, 5, 6);
+    if (kTwoRows && kTwoCols) _tile_dpbf16ps(3, 5, 7);
+  }
+  float* c_low = c + 16 * static_cast<ptrdiff_t>(c_stride);
+  _tile_stored(0, c, c_bytes);
+  if (kTwoCols) _tile_stored(1, c + 16, c_bytes);
+  if (kTwoRows) _tile_stored(2, c_low, c_bytes);
+  if (kTwoRows && kTwoCols) _tile_stored(3, c_low + 16, c_bytes);
+}
+
+template <>
+inline void matmul<TileMath>(const Word* a, int a_stride, const Panel& b, float* c, int c_stride, int rows, int cols,
+                             int words) {
+  for (int col = 0; col < cols; col += 32) {
+    const int b_stride = b.strip_cols(col);
+    const Word* strip = b.at(0, col);
+    const bool two_cols = col + 16 < cols;
+    for (int r = 0; r < rows; r += 32) {
+      const Word* a_rows = a + static_cast<ptrdiff_t>(r) * a_stride;
+      float* c_rows = c + static_cast<ptrdiff_t>(r) * c_stride + col;
+      const auto block = r + 16 < rows ? (two_cols ? matmul_tiles<true, true> : matmul_tiles<true, false>)
+                                       : (two_cols ? matmul_tiles<false, true> : matmul_tiles<false, false>);
+      block(a_rows, a_stride, strip, b_stride, c_rows, c_stride, words);
+    }
+  }
+}
+#endif
+
+}  // namespace trunkline

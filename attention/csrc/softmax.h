@@ -1,0 +1,74 @@
+// The softmax of one tile of keys, and how the results of two tiles become one.
+//
+// A tile's result for one query head is (peak, sum, values): the largest logit, the sum of the weights
+// 2^(logit - peak) and the values they weigh. Each tile starts anew and is then merged into what the tiles
+// before it gave, always in ascending order. So it makes no difference whether one thread goes through
+// all tiles or many share them (flash-decoding), nor with which other queries a tile was computed.
+#pragma once
+
+#include "matmul.h"
+
+namespace trunkline {
+
+constexpr float kNothing = -__builtin_inff();  // the peak of a tile of which a query sees no key
+
+struct Logits {
+  float scale;  // as the model has it
+  float soft_cap;  // 0: none
+
+  // Logits in units of log 2, so that weights are powers of two.
+  Vec operator()(Vec x) const {
+    if (soft_cap == 0.0f) return x * (scale * kLog2E);
+    return tanh(x * (scale / soft_cap)) * (soft_cap * kLog2E);
+  }
+};
+
+// Which keys of a tile a query sees: first <= key < last.
+struct Visible {
+  int first, last;
+};
+
+inline Vec hide(Vec logits, int key, Visible visible) {
+  if (visible.first <= key && key + kWidth <= visible.last) return logits;
+  Ints lane;
+  for (int i = 0; i < kWidth; ++i) lane[i] = key + i;
+  return (lane >= visible.first) & (lane < visible.last) ? logits : splat(kNothing);
+}
+
+// Turns scores [keys] into weights [keys], of float or bf16.
+template <class Element>
+inline void softmax_row(float* scores, Element* weights, int keys, Visible visible, const Logits& logits, float* peak,
+                        float* sum) {
+  Vec most = splat(kNothing);
+  for (int key = 0; key < keys; key += kWidth) {
+    const Vec x = hide(logits(load(scores + key)), key, visible);
+    store(scores + key, x);
+    most = max(most, x);
+  }
+  const float top = reduce_max(most);
+  *peak = top;
+  // Where nothing is visible every weight has to come out as 2^-infinity = 0.
+  const Vec shift = splat(top == kNothing ? 0.0f : top);
+  Vec total = {};
+  for (int key = 0; key < keys; key += kWidth) {
+    const Vec weight = exp2(load(scores + key) - shift);
+    total += weight;
+    store(weights + key, weight);
+  }
+  *sum = reduce_add(total);
+}
+
+// How to weigh the two sides of a merge: values = before * values + after * values of the tile.
+struct MergeFactors {
+  Vec peak, before, after;
+};
+
+inline MergeFactors merge_factors(Vec peak, Vec tile_peak) {
+  const Vec top = max(peak, tile_peak);
+  const Vec shift = top == splat(kNothing) ? Vec{} : top;
+  return {top, exp2(peak - shift), exp2(tile_peak - shift)};
+}
+
+inline Vec merge(Vec value, Vec before, Vec tile_value, Vec after) { return fma(value, before, tile_value * after); }
+
+}  // namespace trunkline

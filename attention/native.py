@@ -1,0 +1,193 @@
+"""The C++ kernels of csrc/: which of their levels this machine runs, and their calls.
+
+The libraries are loaded with ctypes and given `data_ptr()`s: they know nothing of torch, and torch's ABI
+nothing of them. Their threads are those of the OpenMP runtime that torch has loaded.
+"""
+
+import ctypes
+import os
+from collections.abc import Sequence
+from functools import cache
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+
+import torch
+
+from trunkline.errors import ConfigError
+
+from .errors import AttentionError
+
+LEVELS = ("plain", "avx2", "avx512", "avx512_bf16", "amx")
+STORAGE = {torch.float32: 0, torch.bfloat16: 1}
+_LEVEL_VARIABLE = "TRUNKLINE_CPU_LEVEL"
+
+
+class NativeUnavailable(AttentionError, RuntimeError):
+    """The native kernels cannot be used here; the message says why."""
+
+
+class Shape(ctypes.Structure):
+    """attention.h: Shape."""
+
+    _fields_ = [(name, ctypes.c_int32) for name in ("num_heads", "num_kv_heads", "head_dim", "page_size")]
+
+
+class Step(ctypes.Structure):
+    """attention.h: Step."""
+
+    _fields_ = [
+        *(
+            (name, ctypes.c_void_p)
+            for name in ("qo_indptr", "kv_indptr", "kv_indices", "kv_last_page_len")
+        ),
+        ("num_requests", ctypes.c_int32),
+    ]
+
+
+class Layer(ctypes.Structure):
+    """attention.h: Layer."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("q", "out", "k", "v")),
+        *(
+            (name, ctypes.c_int64)
+            for name in ("q_stride", "out_stride", "page_stride", "slot_stride", "kv_head_stride")
+        ),
+        ("scale", ctypes.c_float),
+        ("soft_cap", ctypes.c_float),
+        *((name, ctypes.c_int32) for name in ("window", "storage", "num_threads")),
+    ]
+
+
+class Norm(ctypes.Structure):
+    """norm.cpp: Norm."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("x", "residual", "weight", "out")),
+        *((name, ctypes.c_int64) for name in ("x_stride", "residual_stride")),
+        *((name, ctypes.c_int32) for name in ("rows", "cols")),
+        ("eps", ctypes.c_float),
+        *((name, ctypes.c_int32) for name in ("storage", "num_threads")),
+    ]
+
+
+class SiluMul(ctypes.Structure):
+    """silu.cpp: SiluMul."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("gate_up", "out")),
+        ("stride", ctypes.c_int64),
+        *((name, ctypes.c_int32) for name in ("rows", "cols", "storage", "num_threads")),
+    ]
+
+
+class RotaryStore(ctypes.Structure):
+    """rotary.cpp: RotaryStore."""
+
+    _fields_ = [
+        *(
+            (name, ctypes.c_void_p)
+            for name in ("qkv", "q", "k_pool", "v_pool", "cos", "sin", "positions", "slots", "norm_weight")
+        ),
+        ("qkv_stride", ctypes.c_int64),
+        *((name, ctypes.c_int32) for name in ("tokens", "num_heads", "num_kv_heads", "head_dim")),
+        ("norm_eps", ctypes.c_float),
+        *((name, ctypes.c_int32) for name in ("storage", "num_threads")),
+    ]
+
+
+class Store(ctypes.Structure):
+    """rotary.cpp: Store."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("k", "v", "k_pool", "v_pool", "slots")),
+        *((name, ctypes.c_int64) for name in ("k_stride", "v_stride")),
+        *((name, ctypes.c_int32) for name in ("tokens", "row_bytes", "num_threads")),
+    ]
+
+
+class Library:
+    """The kernels of one level; each call takes one of the structures above, filled."""
+
+    def __init__(self, level: str) -> None:
+        self.level = level
+        self._lib = _open(level)
+        for name, arguments, result in (
+            ("attention_new", [ctypes.POINTER(Shape)], ctypes.c_void_p),
+            ("attention_free", [ctypes.c_void_p], None),
+            ("attention_plan", [ctypes.c_void_p, ctypes.POINTER(Step)], None),
+            ("attention_run", [ctypes.c_void_p, ctypes.POINTER(Layer)], None),
+            ("norm", [ctypes.POINTER(Norm)], None),
+            ("silu_mul", [ctypes.POINTER(SiluMul)], None),
+            ("rotary_store", [ctypes.POINTER(RotaryStore)], None),
+            ("store", [ctypes.POINTER(Store)], None),
+        ):
+            function = self._lib[f"trunkline_{name}"]
+            function.argtypes = arguments
+            function.restype = result
+            setattr(self, name, function)
+
+    attention_new: "ctypes._NamedFuncPointer"
+    attention_free: "ctypes._NamedFuncPointer"
+    attention_plan: "ctypes._NamedFuncPointer"
+    attention_run: "ctypes._NamedFuncPointer"
+    norm: "ctypes._NamedFuncPointer"
+    silu_mul: "ctypes._NamedFuncPointer"
+    rotary_store: "ctypes._NamedFuncPointer"
+    store: "ctypes._NamedFuncPointer"
+
+
+def machine_levels() -> Sequence[str]:
+    """The levels that this machine's CPU and kernel run, lowest first; raises NativeUnavailable."""
+    return LEVELS[: _open("plain").trunkline_cpu_level() + 1]
+
+
+def library(level: str | None = None) -> Library:
+    """The kernels of a level; of the best one that was compiled and runs here where None is given.
+
+    The environment variable TRUNKLINE_CPU_LEVEL stands in for None. Raises NativeUnavailable where there
+    is nothing to load, ConfigError for a level that is unknown or above the machine's.
+    """
+    return _library(level or os.environ.get(_LEVEL_VARIABLE))
+
+
+@cache
+def _library(level: str | None) -> Library:
+    runnable = machine_levels()
+    if level is None:
+        return Library([name for name in runnable if _file(name) is not None][-1])
+    if level not in LEVELS:
+        raise ConfigError(f"CPU level {level!r} is none of {', '.join(LEVELS)}")
+    if level not in runnable:
+        raise ConfigError(f"CPU level {level!r} is above this machine's, {runnable[-1]!r}")
+    return Library(level)
+
+
+@cache
+def unavailable() -> str | None:
+    """Why the native kernels cannot be used, None where they can."""
+    try:
+        library()
+    except NativeUnavailable as error:
+        return str(error)
+    return None
+
+
+def _file(level: str) -> Path | None:
+    folder = Path(__file__).parent
+    candidates = (folder / f"_native_{level}{suffix}" for suffix in EXTENSION_SUFFIXES)
+    return next((path for path in candidates if path.exists()), None)
+
+
+@cache
+def _open(level: str) -> ctypes.CDLL:
+    path = _file(level)
+    if path is None:
+        raise NativeUnavailable(
+            f"the native kernels ({level}) were not compiled when Trunkline was installed: that takes Linux "
+            f"and a C++17 compiler; install one and reinstall"
+        )
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise NativeUnavailable(f"the native kernels ({level}) cannot be loaded: {error}") from error
