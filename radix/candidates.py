@@ -7,14 +7,15 @@ from .node import Node, Space
 
 
 class Candidates:
-    """Evictable leaves by (rank, node id), kept up to date; add, remove and first are O(log n).
+    """Evictable leaves by (rank, node id), kept up to date; add, discard and first are O(log n).
 
-    A namespace with a quota also has a list of its own, so that its leaves can be found while it is over the quota.
+    A namespace with a quota also has a list of its own, from which it is evicted while it is over the quota.
     """
 
     def __init__(self) -> None:
         self._order = SortedList()
         self._by_space: dict[Space, SortedList] = {}
+        self._over: dict[Space, int] = {}
 
     def __len__(self) -> int:
         return len(self._order)
@@ -39,17 +40,34 @@ class Candidates:
                 del self._by_space[leaf.space]
         leaf.entry = None
 
+    def resize(self, space: Space, num_pages: int) -> None:
+        """The tree holds so many pages more (or less) in a namespace."""
+        space.num_pages += num_pages
+        if space.max_pages is None:
+            return
+        if space.num_pages > space.max_pages:
+            self._over[space] = space.num_pages - space.max_pages
+        else:
+            self._over.pop(space, None)
+
     def first(self) -> int:
         """Id of the leaf to evict next: of the namespace furthest over its quota, else the lowest of all."""
-        over = [
-            (space.num_pages - space.max_pages, space.namespace, own)
-            for space, own in self._by_space.items()
-            if space.max_pages is not None and space.num_pages > space.max_pages
-        ]
-        order = max(over, key=lambda item: item[:2])[2] if over else self._order
+        order = self._order
+        over = [(excess, space) for space, excess in self._over.items() if space in self._by_space]
+        if over:
+            _, worst = max(over, key=lambda item: (item[0], item[1].namespace))
+            order = self._by_space[worst]
         leaf_id: int = order[0][1]
         return leaf_id
 
     def entries(self) -> list[tuple[Rank, int]]:
-        """All (rank, node id) in order, for checks."""
+        """All (rank, node id) in order."""
         return list(self._order)
+
+    def own_entries(self, space: Space) -> list[tuple[Rank, int]]:
+        """Those of one namespace with a quota, in order."""
+        return list(self._by_space.get(space, ()))
+
+    def is_over(self, space: Space) -> bool:
+        """Whether the namespace is known to be over its quota."""
+        return space in self._over

@@ -1,6 +1,7 @@
 """Every invariant of the tree and of the cache, recomputed from scratch."""
 
 from collections.abc import Iterable
+from itertools import pairwise
 
 import numpy as np
 
@@ -77,7 +78,7 @@ def _check_children(tree: RadixTree, node: Node) -> None:
         return
     keys = list(node.children)
     _require(keys == sorted(keys), f"children of node {node.id} are out of order")
-    for key, following in zip(keys, keys[1:], strict=False):
+    for key, following in pairwise(keys):
         _require(not following.startswith(key), f"node {node.id}: key {key.hex()} begins {following.hex()}")
     for key, child in node.children.items():
         _require(child.key(tree.page_size) == key, f"node {child.id} is under key {key.hex()}")
@@ -110,6 +111,15 @@ def _check_leaves(tree: RadixTree, leaves: dict[int, Node]) -> None:
     _require(
         sorted(evictable) == entries, f"candidates are {entries}, evictable leaves are {sorted(evictable)}"
     )
+    for space in tree.spaces.values():
+        own = [
+            entry for entry in entries if tree.leaves[entry[1]].space is space and space.max_pages is not None
+        ]
+        _require(
+            own == tree.candidates.own_entries(space), f"{space.namespace}: own candidates differ from {own}"
+        )
+        over = space.max_pages is not None and space.num_pages > space.max_pages
+        _require(over == tree.candidates.is_over(space), f"{space.namespace}: over its quota is {over}")
 
 
 def _require(fine: bool, problem: str) -> None:

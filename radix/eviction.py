@@ -14,12 +14,13 @@ Rank = tuple[float, ...]
 class PageUsage:
     """What the policies know, one entry for each page of the pool (arrays of num_pages + 1).
 
-    `last_access` and `created` are logical ticks, `hits` counts the requests that reused the page, `priority` is the
-    highest of its requests, `age` is the policy's own clock at the last access. Kept by page and not by node, so that
-    a request which reuses the front of a node leaves the rank of the node's end as it was.
+    `last_access` and `created` are logical ticks, `hits` counts the requests that reused the page, `priority`
+    is the highest of its requests, `age` is the policy's own clock at the last access. It is kept by page and
+    not by node, so a request that reuses the front of a node leaves the rank of the node's end as it was.
     """
 
     def __init__(self, num_pages: int) -> None:
+        self.num_pages = num_pages
         self.last_access = np.zeros(num_pages + 1, dtype=np.int64)
         self.created = np.zeros(num_pages + 1, dtype=np.int64)
         self.hits: Int32Array = np.zeros(num_pages + 1, dtype=np.int32)
@@ -27,12 +28,10 @@ class PageUsage:
         self.age = np.zeros(num_pages + 1, dtype=np.float64)
 
     def store(self, pages: Int32Array, tick: int, priority: int, age: float, replaced: int | None) -> None:
-        """New pages enter the tree, the first of them perhaps in the place of a less full page, whose past it keeps."""
-        past = (
-            None
-            if replaced is None
-            else (self.created[replaced], self.hits[replaced], self.priority[replaced])
-        )
+        """New pages enter the tree; the first keeps the past of a less full page that it replaces."""
+        past = None
+        if replaced is not None:
+            past = int(self.created[replaced]), int(self.hits[replaced]), int(self.priority[replaced])
         self.created[pages] = tick
         self.last_access[pages] = tick
         self.hits[pages] = 0
@@ -60,12 +59,14 @@ class PageUsage:
         alike &= self.hits[pages] == self.hits[last]
         alike &= self.created[pages] == self.created[last]
         alike &= self.priority[pages] == self.priority[last]
-        alike &= self.age[pages] == self.age[last]
         return len(pages) if alike.all() else int(alike[::-1].argmin())
 
 
 class EvictionPolicy(Protocol):
-    """Ranks the last page of a leaf; the lowest rank is evicted first."""
+    """Ranks the last page of a leaf; the lowest rank is evicted first.
+
+    A rank depends only on the page's usage and place, so it stays the same while nobody uses the page.
+    """
 
     name: str
     age: float
@@ -74,21 +75,21 @@ class EvictionPolicy(Protocol):
         """Rank of a page whose first token is the `start`-th of its sequence."""
         ...
 
-    def evicted(self, rank: Rank) -> None:
-        """A page of this rank was evicted to make room."""
+    def evicted(self, rank: Rank, num_pages: int) -> None:
+        """Pages of this rank were evicted to make room."""
         ...
 
 
-class _Unaged:
+class _Ageless:
     """A policy whose ranks need no clock of their own."""
 
     age = 0.0
 
-    def evicted(self, rank: Rank) -> None:
+    def evicted(self, rank: Rank, num_pages: int) -> None:
         """Nothing ages."""
 
 
-class LeastRecentlyUsed(_Unaged):
+class LeastRecentlyUsed(_Ageless):
     """The page that was used longest ago."""
 
     name = "lru"
@@ -97,7 +98,7 @@ class LeastRecentlyUsed(_Unaged):
         return (float(usage.last_access[page]),)
 
 
-class LeastFrequentlyUsed(_Unaged):
+class LeastFrequentlyUsed(_Ageless):
     """The page reused by the fewest requests, among equals the one used longest ago."""
 
     name = "lfu"
@@ -106,7 +107,7 @@ class LeastFrequentlyUsed(_Unaged):
         return (float(usage.hits[page]), float(usage.last_access[page]))
 
 
-class FirstInFirstOut(_Unaged):
+class FirstInFirstOut(_Ageless):
     """The page that was stored longest ago."""
 
     name = "fifo"
@@ -115,8 +116,8 @@ class FirstInFirstOut(_Unaged):
         return (float(usage.created[page]),)
 
 
-class Priority(_Unaged):
-    """The page whose most important request has the lowest priority, among equals the one used longest ago."""
+class Priority(_Ageless):
+    """The page whose highest request has the lowest priority, among equals the one used longest ago."""
 
     name = "priority"
 
@@ -124,25 +125,38 @@ class Priority(_Unaged):
         return (float(usage.priority[page]), float(usage.last_access[page]))
 
 
-class SegmentedLru(_Unaged):
-    """Pages that were never reused before those that were; inside each segment the one used longest ago."""
+class SegmentedLru:
+    """Pages that were never reused before those that were; in each segment the one used longest ago.
+
+    The protected segment is bounded by time and not by a second list, so that ranks never change: the clock
+    counts evicted pages, and a reused page is protected until PROTECTED_SHARE of a pool was evicted since its
+    last use; from then on it competes with unused pages that came later.
+    """
 
     name = "slru"
+    PROTECTED_SHARE = 0.8
+
+    def __init__(self) -> None:
+        self.age = 0.0
 
     def rank(self, usage: PageUsage, page: int, start: int) -> Rank:
-        return (float(usage.hits[page] > 0), float(usage.last_access[page]))
+        head_start = self.PROTECTED_SHARE * usage.num_pages if usage.hits[page] else 0.0
+        return (float(usage.age[page]) + head_start, float(usage.last_access[page]))
+
+    def evicted(self, rank: Rank, num_pages: int) -> None:
+        self.age += num_pages
 
 
 class GreedyDualSizeFrequency:
     """Cost-aware: the page that is cheapest to compute again for each time it is wanted, with aging.
 
     rank = age + (1 + hits) * cost, where computing a token again costs one unit for its linear layers and
-    start / ATTENTION_PARITY for its attention to everything before it. The age is the rank of the page evicted
-    last, so a page that was dear once does not stay for ever (GreedyDual-Size-Frequency, Cherkasova 1998).
+    start / ATTENTION_PARITY for its attention to all before it. The age is the rank of the page evicted last,
+    so a page that was dear once does not stay for ever (GreedyDual-Size-Frequency, Cherkasova 1998).
     """
 
     name = "gdsf"
-    # Tokens of context at which attention costs as much as the linear layers (a 7B model of 32 layers of 4096).
+    # Context at which a token's attention costs as much as its linear layers, for 7B: 32 layers of 4096.
     ATTENTION_PARITY = 26_000
 
     def __init__(self) -> None:
@@ -152,7 +166,7 @@ class GreedyDualSizeFrequency:
         cost = 1.0 + start / self.ATTENTION_PARITY
         return (float(usage.age[page]) + (1 + int(usage.hits[page])) * cost, float(usage.last_access[page]))
 
-    def evicted(self, rank: Rank) -> None:
+    def evicted(self, rank: Rank, num_pages: int) -> None:
         self.age = max(self.age, rank[0])
 
 

@@ -44,7 +44,7 @@ def chain_hashes(tokens: Int32Array, page_size: int, parent: bytes) -> UInt64Arr
 
 
 def page_hashes(tokens: Int32Array, page_size: int, namespace: Namespace = DEFAULT_NAMESPACE) -> UInt64Array:
-    """One chain hash for each whole page of a sequence in its namespace (uint64, len(tokens) // page_size)."""
+    """Chain hash of each whole page of a sequence in its namespace: uint64, len(tokens) // page_size."""
     return chain_hashes(tokens, page_size, namespace_seed(namespace))
 
 

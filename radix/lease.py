@@ -14,9 +14,9 @@ from .tokens import NO_PAGES, Int32Array
 class PrefixMatch:
     """The longest cached prefix of some tokens, at the moment of the lookup; holds nothing.
 
-    `num_tokens == len(pages) * page_size + partial_tokens`. `pages` (int32) are whole and can be shared as they are;
-    `partial_page` agrees in its first `partial_tokens` (< page size) and has to be copied before it is written behind.
-    The other fields are for `PrefixCache.acquire`.
+    `num_tokens == len(pages) * page_size + partial_tokens`. `pages` (int32) are whole and can be shared as
+    they are; `partial_page` agrees in its first `partial_tokens` (< page size) and has to be copied before it
+    is written behind. The other fields are for `PrefixCache.acquire`.
     """
 
     num_tokens: int
@@ -36,8 +36,9 @@ class Lease:
         pages:  [ tree's own whole pages | pages of this request ......... ]
                 0                     depth                      len(pages) * page_size   (tokens)
 
-    `pages` is a view; `reserve` lets it grow and `commit` may put the tree's equal pages in the place of own ones.
-    `copy_from` is the page of a partial match (its first `copy_tokens` tokens), held until `PrefixCache.copied`.
+    `pages` is a view; `reserve` lets it grow and `commit` may put the tree's equal pages in the place of own
+    ones. `copy_from` is the page of a partial match (its first `copy_tokens` tokens), held until
+    `PrefixCache.copied`.
     """
 
     __slots__ = (

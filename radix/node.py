@@ -32,10 +32,10 @@ class Node:
         parent ..........|<------------ tokens ------------>|
                        start    pages[0]   pages[1] ...     end
 
-    `start` is a multiple of the page size; `end` too, except that a leaf may end inside a page. `hashes` has one
-    chain hash for each whole page. The arrays grow in place with doubling capacity; a view taken before a change
-    may be out of date after it. `children` is sorted by the bytes of each child's first page, and no key begins
-    another key. A root has no tokens and no parent.
+    `start` is a multiple of the page size; `end` too, except that a leaf may end inside a page. `hashes` has
+    one chain hash for each whole page. The arrays grow in place with doubling capacity; a view taken before a
+    change may be out of date after it. `children` is sorted by the bytes of each child's first page, and no
+    key begins another key. A root has no tokens and no parent.
     """
 
     __slots__ = (
@@ -118,11 +118,13 @@ class Node:
         self.num_hashes = min(self.num_hashes, num_pages)
 
     def split_off_front(self, node_id: int, num_pages: int, page_size: int) -> "Node":
-        """Move the first `num_pages` pages into a new node between the parent and this one, which keeps its identity.
+        """Move the first `num_pages` pages into a new node between the parent and this one, which keeps its
+        identity.
 
             parent -> self            becomes            parent -> upper -> self
 
-        So a cursor that points into this node still finds its place, by climbing while its depth is at or above `start`.
+        So a cursor that points into this node still finds its place, by climbing while its depth is at or
+        above `start`.
         """
         upper = Node(node_id, self.parent, self.space, self.start)
         num_tokens = num_pages * page_size
@@ -167,7 +169,7 @@ class Node:
 
 
 def _appended(buffer: Any, size: int, values: Any) -> Any:
-    """`buffer` with `values` behind its first `size` elements; copied to twice the capacity when it is full."""
+    """`buffer` with `values` behind its first `size` elements, copied to twice the capacity when full."""
     total = size + len(values)
     if size == 0:
         return values.copy()

@@ -46,7 +46,8 @@ class PagePool:
     def allocate(self, n: int) -> Int32Array:
         """Hand out `n` free pages with count 1, sorted, contiguous where a run is found.
 
-        Raises OutOfPages. Amortised O(n log n): pages given back are sorted in only when the sorted ones run out.
+        Raises OutOfPages. Amortised O(n log n): pages given back are sorted in only when the sorted ones run
+        out.
         """
         if n < 0:
             raise PageStateError(f"cannot allocate {n} pages")
@@ -75,8 +76,8 @@ class PagePool:
     def release(self, pages: Int32Array) -> Int32Array:
         """Take one reference from each page; a page whose count reaches 0 is free.
 
-        Returns the pages that only the tree has now. Raises PageStateError for a free page, or where the tree's own
-        reference is the only one left (that one goes by `drop`).
+        Returns the pages that only the tree has now. Raises PageStateError for a free page, or where the
+        tree's own reference is the only one left (that one goes by `drop`).
         """
         self._require_known(pages)
         counts = self.counts[pages]
@@ -130,7 +131,7 @@ class PagePool:
             self._num_released += len(pages)
 
     def _find_run(self, n: int) -> int:
-        """Where in the sorted free pages to take `n`: the lowest contiguous run nearby, else the lowest pages."""
+        """Where in the sorted free pages to take `n`: the lowest contiguous run, else the lowest pages."""
         free = self._free[: max(RUN_SEARCH_PAGES, 8 * n)]
         if n < 2 or free[n - 1] - free[0] == n - 1:
             return 0

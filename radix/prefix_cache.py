@@ -1,27 +1,37 @@
 """The facade: what a scheduler asks of the prefix cache."""
 
+from collections.abc import Container
+from dataclasses import asdict
+from typing import Any
+
 import numpy as np
 
 from trunkline.errors import ConfigError
 
 from .checks import check_holders, check_tree
 from .config import RadixConfig
-from .errors import CommitError, StaleMatch
+from .errors import CommitError, PinError, StaleMatch
 from .events import CacheListener, Listeners
 from .eviction import make_policy
+from .explain import Explainer, Explanation
+from .ghosts import Ghosts
 from .hashing import DEFAULT_NAMESPACE, Namespace, validate_namespace
 from .lease import Lease, PrefixMatch
+from .node import Node
 from .pages import PagePool
-from .tokens import NO_PAGES, Int32Array, validate_tokens
-from .tree import RadixTree
+from .pins import Pin, Pins
+from .snapshot import TopPrefix, top_prefixes
+from .stats import CacheStats, Counters
+from .tokens import NO_PAGES, Int32Array, UInt64Array, validate_tokens
+from .tree import Evicted, RadixTree
 
 
 class PrefixCache:
     """Prefixes of earlier requests, their pages, and who may use them.
 
-    A request's life: `match` (a pure read) → `acquire` (or `lease` without reuse) → `reserve` pages → compute →
-    `copied` and `commit` what is computed, again and again → `release`. Reference counts are the only lock: what a
-    lease holds is never evicted. Time is logical: each call that changes something is one tick.
+    A request's life: `match` (a pure read) → `acquire` (or `lease` without reuse) → `reserve` pages → compute
+    → `copied` and `commit` what is computed, again and again → `release`. Reference counts are the only lock:
+    what a lease holds is never evicted. Time is logical: each call that changes something is one tick.
     """
 
     def __init__(self, pool: PagePool, config: RadixConfig | None = None) -> None:
@@ -35,6 +45,9 @@ class PrefixCache:
         self.tick = 0
         self._leases: set[Lease] = set()
         self._listeners = Listeners()
+        self._counters = Counters()
+        self._pins = Pins(pool.num_pages, config.max_pinned_share)
+        self._ghosts = Ghosts(config.ghost_capacity) if config.explain else None
 
     @property
     def num_available(self) -> int:
@@ -46,8 +59,9 @@ class PrefixCache:
     ) -> PrefixMatch:
         """The longest cached prefix, of at most min(len(tokens) - 1, limit) tokens; changes nothing.
 
-        `tokens`: int32, 1-D. At least one token is left to compute, since its logits are wanted. Raises InvalidTokens
-        and UnknownNamespace. O(len(tokens)) vectorised, O(log children) for each node on the way.
+        `tokens`: int32, 1-D. At least one token is left to compute, since its logits are wanted. Raises
+        InvalidTokens and UnknownNamespace. O(len(tokens)) vectorised, O(log children) for each node on the
+        way.
         """
         validate_tokens(tokens)
         if namespace not in self.tree.spaces:
@@ -58,22 +72,18 @@ class PrefixCache:
         return self._match(namespace, tokens[:most], len(tokens))
 
     def acquire(self, match: PrefixMatch, priority: int = 0) -> Lease:
-        """Take references to all that was matched; counts a hit.
+        """Take references to all that was matched; counts as one lookup, and one hit of each page.
 
-        Raises StaleMatch when some of it was evicted since. O(pages), vectorised.
+        `priority` is what the "priority" policy goes by. Raises StaleMatch when some of the match was evicted
+        since it was made. O(pages), vectorised.
         """
-        if match.num_removals != self.tree.num_removals:
-            match = self._refreshed(match)
-        self.tick += 1
-        lease = Lease(match.namespace, priority)
-        lease.append_pages(match.pages)
-        lease.node, lease.depth = match.node, len(match.pages) * self.page_size
-        lease.num_committed = lease.depth
-        lease.copy_from, lease.copy_tokens = match.partial_page, match.partial_tokens
-        held = lease.held_pages
-        self._retain(held)
-        self.tree.usage.hit(held)
-        self._leases.add(lease)
+        self._require_fresh(match)
+        lease = self._lease_of(match, priority)
+        self.tree.usage.hit(lease.held_pages)
+        self._counters.num_lookups += 1
+        self._counters.num_prompt_tokens += match.num_prompt_tokens
+        self._counters.num_hit_tokens += match.num_tokens
+        self._listeners.hit(match)
         return lease
 
     def lease(self, namespace: Namespace = DEFAULT_NAMESPACE, priority: int = 0) -> Lease:
@@ -86,7 +96,8 @@ class PrefixCache:
     def reserve(self, lease: Lease, num_tokens: int) -> bool:
         """Let the lease's pages cover `num_tokens` tokens, evicting what is needed.
 
-        False when free and evictable pages together are too few; then nothing is changed. O(new pages + evictions).
+        False when free and evictable pages together are too few; then nothing is changed.
+        O(new pages + leaves evicted * log candidates).
         """
         lease.require_live()
         missing = -(-num_tokens // self.page_size) - len(lease.pages)
@@ -94,7 +105,10 @@ class PrefixCache:
             return True
         if missing > self.num_available:
             return False
-        self._evict(missing - self.pool.num_free)
+        while self.pool.num_free < missing:
+            evicted = self.tree.evict_first(missing - self.pool.num_free)
+            self._counters.num_evicted_pages += len(evicted.pages)
+            self._gone(evicted, self.tree.policy.name)
         lease.append_pages(self.pool.allocate(missing))
         return True
 
@@ -110,12 +124,13 @@ class PrefixCache:
         self._release(page)
 
     def commit(self, lease: Lease, tokens: Int32Array) -> int:
-        """Put `tokens`, all computed and lying in the lease's pages, into the tree, a partial last page included.
+        """Put `tokens`, all computed and lying in the lease's pages, into the tree, a partial last page
+        included.
 
-        Where the tree has an equal whole page, the lease's table gets it and the own page is given back, at once.
-        Returns by how many tokens the tree has grown. Goes on from the last commit:
-        O(new tokens), vectorised. Raises CommitError (fewer pages than tokens; other tokens than before),
-        InvalidTokens, LeaseReleased.
+        Where the tree has an equal whole page, the lease's table gets it and the own page is given back, at
+        once. Returns by how many tokens the tree has grown. Goes on from the last commit: O(new tokens),
+        vectorised. Raises CommitError (fewer pages than tokens; other tokens than before), InvalidTokens,
+        LeaseReleased.
         """
         lease.require_live()
         validate_tokens(tokens, lease.depth)
@@ -127,18 +142,20 @@ class PrefixCache:
             return 0
         self._require_same_beginning(lease, tokens)
         self.tick += 1
-        done = self.tree.insert(
-            lease.namespace, lease.node, lease.depth, tokens, lease.pages, self.tick, lease.priority
-        )
+        if lease.namespace not in self.tree.spaces:
+            max_pages = self.config.max_pages(lease.namespace, self.pool.num_pages)
+            self.tree.add_space(lease.namespace, max_pages)
+        done = self.tree.insert(lease, tokens, self.tick)
+        lease.node, lease.depth = done.node, done.depth
+        lease.num_committed = max(lease.num_committed, len(tokens))
         for index, pages in done.adopted:
             own = lease.pages[index : index + len(pages)].copy()
             self._retain(pages)
             lease.pages[index : index + len(pages)] = pages
             self._release(own)
-        lease.node, lease.depth = done.node, done.depth
-        lease.num_committed = max(lease.num_committed, len(tokens))
-        if done.hashes is not None and len(done.hashes):
-            self._listeners.stored(done.hashes)
+        if len(done.hashes):
+            self._stored(done.hashes)
+        self._counters.num_stored_tokens += done.num_stored
         return done.num_stored
 
     def release(self, lease: Lease) -> None:
@@ -155,8 +172,104 @@ class PrefixCache:
         lease.copy_from = None
         self._leases.remove(lease)
 
+    def pin(
+        self,
+        tokens: Int32Array,
+        namespace: Namespace = DEFAULT_NAMESPACE,
+        *,
+        now: float = 0.0,
+        ttl: float | None = None,
+    ) -> Pin:
+        """Keep what is cached of a prefix, in whole pages, until `unpin` or until `now + ttl`.
+
+        Time is the caller's: `expire_pins(now)` lets go of the pins whose time is over. Raises PinError when
+        not even one page is cached, or when all pins together would go over `max_pinned_share` of the pool.
+        """
+        validate_tokens(tokens)
+        validate_namespace(namespace)
+        match = self._match(namespace, tokens[: len(tokens) - len(tokens) % self.page_size], len(tokens))
+        if not len(match.pages):
+            raise PinError(f"no whole page of the {len(tokens)} tokens is cached in {namespace}")
+        self._pins.require_room(match.pages)
+        lease = self._lease_of(match, 0)
+        self.copied(lease)
+        return self._pins.add(lease, lease.depth, None if ttl is None else now + ttl)
+
+    def unpin(self, pin: Pin) -> None:
+        """Let a pinned prefix go; its pages stay until they are evicted. Raises PinError the second time."""
+        self.release(self._pins.remove(pin))
+
+    def expire_pins(self, now: float) -> int:
+        """Let go of the pins whose time is over; returns how many. O(pins)."""
+        expired = self._pins.expired(now)
+        for pin in expired:
+            self.unpin(pin)
+        return len(expired)
+
+    def flush(self, namespace: Namespace | None = None) -> int:
+        """Drop all that no request and no pin holds, in one namespace or in all; returns the pages freed.
+
+        O(nodes of the namespaces + pages freed).
+        """
+        if namespace is not None:
+            validate_namespace(namespace)
+        names = list(self.tree.spaces) if namespace is None else [namespace]
+        spaces = [self.tree.spaces[name] for name in names if name in self.tree.spaces]
+        freed = 0
+        for leaf in [node for space in spaces for node in space.root.subtree() if node.entry is not None]:
+            node: Node | None = leaf
+            while node is not None and node.entry is not None:
+                evicted = self.tree.evict_from(node, node.num_pages)
+                freed += len(evicted.pages)
+                self._gone(evicted, "flush")
+                node = node if node.entry is not None else node.parent
+        self._counters.num_flushed_pages += freed
+        return freed
+
+    def explain(
+        self,
+        tokens: Int32Array,
+        namespace: Namespace = DEFAULT_NAMESPACE,
+        *,
+        in_flight: Container[int] = (),
+        preempted_tokens: int = 0,
+    ) -> Explanation:
+        """Why a prompt would now be reused as far as it would be: a partition of it, each part with a reason.
+
+        `in_flight`: chain hashes of pages being computed right now; `preempted_tokens`: how much of the
+        prompt this request had computed before it was preempted. Evicted pages are known only with
+        `RadixConfig.explain`; without it they count as never seen. For people and tools: it looks into every
+        namespace.
+        """
+        validate_tokens(tokens)
+        validate_namespace(namespace)
+        explainer = Explainer(self.tree, self._ghosts)
+        return explainer.explain(tokens, namespace, self.tick, in_flight, preempted_tokens)
+
+    def stats(self) -> CacheStats:
+        """What the cache has done and has. O(1)."""
+        return CacheStats(
+            **asdict(self._counters),
+            num_pages=self.pool.num_pages,
+            num_free_pages=self.pool.num_free,
+            num_evictable_pages=self.pool.num_evictable,
+            num_in_use_pages=self.pool.num_in_use,
+            num_pinned_pages=self._pins.num_pages,
+            num_nodes=self.tree.num_nodes,
+            num_leases=len(self._leases),
+            tick=self.tick,
+        )
+
+    def snapshot(self) -> dict[str, Any]:
+        """The tree and the statistics as JSON-ready values. O(nodes)."""
+        return {"stats": asdict(self.stats()), "tree": self.tree.to_dict()}
+
+    def top_prefixes(self, count: int, by: str = "tokens") -> list[TopPrefix]:
+        """The prefixes whose last nodes brought most reused "tokens" or most "hits". O(pages in the tree)."""
+        return top_prefixes(self.tree, count, by)
+
     def subscribe(self, listener: CacheListener) -> None:
-        """Tell `listener` from now on, in the same call, what is stored and evicted."""
+        """Tell `listener` from now on what is stored and evicted; and what is hit, if it has `hit`."""
         self._listeners.add(listener)
 
     def check(self) -> None:
@@ -186,22 +299,39 @@ class PrefixCache:
             num_removals=self.tree.num_removals,
         )
 
-    def _refreshed(self, match: PrefixMatch) -> PrefixMatch:
-        """The same match taken again, after something was evicted; it must still find the same pages."""
-        again = self._match(match.namespace, match.tokens, match.num_prompt_tokens)
-        if again.num_tokens < match.num_tokens or not np.array_equal(again.pages, match.pages):
+    def _require_fresh(self, match: PrefixMatch) -> None:
+        """After pages left the tree, the same lookup must still find the same pages."""
+        if match.num_removals == self.tree.num_removals:
+            return
+        again = self._match(match.namespace, match.tokens[: match.num_tokens], match.num_prompt_tokens)
+        same = np.array_equal(again.pages, match.pages) and again.partial_page == match.partial_page
+        if not same or again.num_tokens != match.num_tokens:
             raise StaleMatch(
-                f"{match.num_tokens} tokens were matched in {match.namespace}, {again.num_tokens} are there now"
+                f"of {match.num_tokens} tokens matched in {match.namespace} only {again.num_tokens} are left"
+                " in the same pages: match again"
             )
-        return again
 
-    def _evict(self, num_pages: int) -> None:
-        while num_pages > 0:
-            evicted = self.tree.evict_leaf(num_pages)
-            self.tree.policy.evicted(evicted.rank)
-            num_pages -= len(evicted.pages)
-            if len(evicted.hashes):
-                self._listeners.evicted(evicted.hashes)
+    def _lease_of(self, match: PrefixMatch, priority: int) -> Lease:
+        self.tick += 1
+        lease = Lease(match.namespace, priority)
+        lease.append_pages(match.pages)
+        lease.node, lease.depth = match.node, len(match.pages) * self.page_size
+        lease.num_committed = lease.depth
+        lease.copy_from, lease.copy_tokens = match.partial_page, match.partial_tokens
+        self._retain(lease.held_pages)
+        self._leases.add(lease)
+        return lease
+
+    def _stored(self, hashes: UInt64Array) -> None:
+        if self._ghosts is not None:
+            self._ghosts.discard(hashes)
+        self._listeners.stored(hashes)
+
+    def _gone(self, evicted: Evicted, policy: str) -> None:
+        if len(evicted.hashes):
+            if self._ghosts is not None:
+                self._ghosts.add(evicted.hashes, self.tick, policy)
+            self._listeners.evicted(evicted.hashes)
 
     def _retain(self, pages: Int32Array) -> None:
         self.pool.retain(pages)

@@ -40,7 +40,7 @@ def common_length(left: Int32Array, right: Int32Array) -> int:
 
 
 def page_key(tokens: Int32Array) -> bytes:
-    """Bytes of at most one page of tokens whose order is the order of the tokens (big-endian, values >= 0)."""
+    """At most one page of tokens as bytes that sort like the tokens (big-endian, values >= 0)."""
     return tokens.astype(">i4").tobytes()
 
 

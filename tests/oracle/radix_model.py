@@ -1,6 +1,6 @@
 """A prefix cache that anyone can check by reading: a dict from token sequences to pages."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 Key = tuple[tuple[str, str], tuple[int, ...]]  # namespace, all tokens up to the end of the page
 
@@ -14,6 +14,7 @@ class Entry:
     created: int = 0
     hits: int = 0
     priority: int = 0
+    age: float = 0.0
 
 
 class PlainCache:
@@ -41,24 +42,26 @@ class PlainCache:
         return best
 
     def commit(
-        self, namespace: tuple[str, str], tokens: tuple[int, ...], pages: list[int], tick: int, priority: int
+        self, namespace: tuple[str, str], tokens: tuple[int, ...], pages: list[int], new: Entry
     ) -> int:
-        """Store a sequence that lies in `pages`; returns by how many tokens the cache has grown."""
+        """Store a sequence that lies in `pages`, as entries like `new`; returns the growth in tokens."""
         before = self.num_tokens
         for start in range(0, len(tokens), self.page_size):
             end = min(start + self.page_size, len(tokens))
             key = (namespace, tokens[:end])
             same_place = [
-                other for other in self.entries if other[0] == namespace and start < len(other[1]) <= start + self.page_size
+                other
+                for other in self.entries
+                if other[0] == namespace and start < len(other[1]) <= start + self.page_size
             ]
             if any(other[1][:end] == key[1] for other in same_place):
                 continue
-            entry = Entry(pages[start // self.page_size], tick, tick, 0, priority)
+            entry = replace(new, page=pages[start // self.page_size])
             for other in same_place:
                 if other[1] == key[1][: len(other[1])]:
                     old = self.entries.pop(other)
                     entry.hits, entry.created = old.hits, old.created
-                    entry.priority = max(old.priority, priority)
+                    entry.priority = max(old.priority, new.priority)
             self.entries[key] = entry
         return self.num_tokens - before
 

@@ -11,12 +11,17 @@ from trunkline.radix import Lease, PagePool, PrefixCache, RadixConfig
 Tokens = tuple[int, ...]
 Namespace = tuple[str, str]
 
-RANKS: dict[str, Callable[[Entry], tuple[int, ...]]] = {
-    "lru": lambda entry: (entry.last_access,),
-    "lfu": lambda entry: (entry.hits, entry.last_access),
-    "slru": lambda entry: (min(entry.hits, 1), entry.last_access),
-    "fifo": lambda entry: (entry.created,),
-    "priority": lambda entry: (entry.priority, entry.last_access),
+# (entry, position of its first token, pages in the pool) -> what is lowest goes first
+RANKS: dict[str, Callable[[Entry, int, int], tuple[float, ...]]] = {
+    "lru": lambda entry, start, pool: (entry.last_access,),
+    "lfu": lambda entry, start, pool: (entry.hits, entry.last_access),
+    "slru": lambda entry, start, pool: (entry.age + (0.8 * pool if entry.hits else 0), entry.last_access),
+    "fifo": lambda entry, start, pool: (entry.created,),
+    "priority": lambda entry, start, pool: (entry.priority, entry.last_access),
+    "gdsf": lambda entry, start, pool: (
+        entry.age + (1 + entry.hits) * (1 + start / 26_000),
+        entry.last_access,
+    ),
 }
 
 
@@ -37,12 +42,15 @@ class Running:
 class Driver:
     """Every method does one thing to both, then compares everything that can be seen."""
 
-    def __init__(self, page_size: int, num_pages: int, policy: str = "lru", config: RadixConfig | None = None) -> None:
+    def __init__(
+        self, page_size: int, num_pages: int, policy: str = "lru", config: RadixConfig | None = None
+    ) -> None:
         self.size = page_size
         config = config or RadixConfig(page_size=page_size, eviction_policy=policy)
         self.cache = PrefixCache(PagePool(num_pages, page_size), config)
         self.model = PlainCache(page_size)
-        self.rank = RANKS[config.eviction_policy]
+        self.policy = config.eviction_policy
+        self.age = 0.0  # slru: pages evicted so far; gdsf: rank of the last one
         self.running: list[Running] = []
         self.kv: dict[tuple[int, int], Tokens] = {}  # (page, slot) -> the tokens up to and including this one
 
@@ -86,7 +94,9 @@ class Driver:
         request.num_computed = end
         tokens, namespace = request.tokens[:end], request.lease.namespace
         before = table.tolist()
-        expected = self.model.commit(namespace, tokens, before, self.cache.tick + 1, request.lease.priority)
+        tick = self.cache.tick + 1
+        new = Entry(0, tick, tick, 0, request.lease.priority, self.age)
+        expected = self.model.commit(namespace, tokens, before, new)
         stored = self.cache.commit(request.lease, array(tokens))
         assert stored == expected
         self.require_written(tokens, request.lease.pages)
@@ -113,11 +123,20 @@ class Driver:
         """What has gone went in the policy's order: in each turn one of the lowest-ranked free leaves."""
         while gone:
             leaves = [key for key in self.model.leaves() if self.model.entries[key].page not in held]
-            lowest = min(self.rank(self.model.entries[key]) for key in leaves)
-            turn = [key for key in leaves if self.rank(self.model.entries[key]) == lowest and key in gone]
+            ranks = {key: self.rank(key) for key in leaves}
+            lowest = min(ranks.values())
+            turn = [key for key in leaves if ranks[key] == lowest and key in gone]
             assert turn, f"{gone} went before {lowest}"
             del self.model.entries[turn[0]]
             gone.discard(turn[0])
+            if self.policy == "slru":
+                self.age += 1
+            elif self.policy == "gdsf":
+                self.age = max(self.age, lowest[0])
+
+    def rank(self, key: Key) -> tuple[float, ...]:
+        start = (len(key[1]) - 1) // self.size * self.size
+        return RANKS[self.policy](self.model.entries[key], start, self.cache.pool.num_pages)
 
     def held_pages(self) -> set[int]:
         return {page for request in self.running for page in request.lease.held_pages.tolist()}
@@ -129,6 +148,7 @@ class Driver:
         for entry in self.model.entries.values():
             if entry.page in pages:
                 entry.last_access = tick
+                entry.age = self.age
                 entry.priority = max(entry.priority, priority)
 
     def contents(self) -> set[Key]:

@@ -25,7 +25,7 @@ def step(driver: Driver, rng: random.Random, longest: int) -> None:
             driver.compute(rng.choice(driver.running), rng.randint(1, longest), more)
 
 
-@pytest.mark.parametrize("policy", ["lru", "lfu", "slru", "fifo", "priority"])
+@pytest.mark.parametrize("policy", ["lru", "lfu", "slru", "fifo", "priority", "gdsf"])
 @pytest.mark.parametrize(("page_size", "num_pages", "longest"), [(1, 40, 14), (4, 24, 30), (16, 14, 70)])
 def test_random_operations_agree_with_the_plain_model(
     page_size: int, num_pages: int, longest: int, policy: str
