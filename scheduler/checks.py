@@ -1,0 +1,83 @@
+"""Invariants of the whole room, recomputed from scratch."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from trunkline.radix.tokens import NO_PAGES
+
+from .errors import InvariantError
+from .lifecycle import Lifecycle, standing
+from .request import Status
+from .state import RequestState
+
+
+def check_scheduler(
+    lives: Lifecycle, states: Sequence[RequestState], in_plan: Sequence[RequestState], step: int
+) -> None:
+    """Raise unless pages, stations, queue and indexes agree with each other and with the cache."""
+    lives.cache.check()
+    ended_in_plan = [state for state in in_plan if state.ending is not None]
+    _check_stations(lives, [*states, *ended_in_plan])
+    _check_pages(lives)
+    lives.host.check(states)
+    lives.queue.check(step)
+    lives.index.check()
+    lives.in_flight.check()
+    _check_matches(lives)
+    for state in states:
+        if state.in_plan != (state in in_plan):
+            raise InvariantError(f"request {state.id!r} does not know whether it is in the plan in flight")
+
+
+def _check_stations(lives: Lifecycle, states: Sequence[RequestState]) -> None:
+    running = [state for state in states if state.status is Status.RUNNING]
+    if sorted(running, key=standing) != lives.running:
+        raise InvariantError(
+            f"{[s.id for s in lives.running]} are listed as running, {[s.id for s in running]} are"
+        )
+    parked = {state.seq for state in lives.in_flight.waiting()}
+    for state in states:
+        if state.status is Status.FINISHED:
+            raise InvariantError(f"request {state.id!r} is finished and still listed")
+        places = (state in lives.queue, state.seq in parked, state.status is Status.RUNNING)
+        if sum(places) != 1:
+            raise InvariantError(
+                f"request {state.id!r} is {state.status.value}: (queued, parked, running) {places}"
+            )
+        if not 0 <= state.num_computed < state.num_tokens:
+            raise InvariantError(f"request {state.id!r}: {state.num_computed} of {state.num_tokens} computed")
+    if len(lives.queue) + len(parked) + len(running) != len(states):
+        raise InvariantError("somebody waits who is not alive")
+
+
+def _check_pages(lives: Lifecycle) -> None:
+    leases = [state.lease for state in lives.running if state.lease is not None]
+    held = np.unique(np.concatenate([NO_PAGES, *(lease.held_pages for lease in leases)]))
+    pool = lives.cache.pool
+    if len(leases) != len(lives.running):
+        raise InvariantError("a running request has no lease")
+    if len(held) != pool.num_in_use:
+        raise InvariantError(f"{pool.num_in_use} pages are in use, running requests hold {len(held)}")
+    for state in lives.running:
+        assert state.lease is not None
+        pages = state.lease.pages
+        if (
+            len(pages) * lives.page_size < state.num_computed
+            or state.capacity != len(pages) * lives.page_size
+        ):
+            raise InvariantError(f"request {state.id!r}: {len(pages)} pages for {state.num_computed} tokens")
+
+
+def _check_matches(lives: Lifecycle) -> None:
+    """What the index believes is what a fresh match finds, unless a change is still queued."""
+    for state in lives.index.settled():
+        request = state.request
+        found = len(lives.cache.match(request.prompt, request.namespace).pages)
+        whole = len(request.prompt) % lives.page_size == 0
+        # A match leaves one token to compute, so it never takes the last page of a prompt of whole pages.
+        believed = min(state.matched_pages, len(state.page_hashes) - whole)
+        if found != believed:
+            raise InvariantError(
+                f"request {state.id!r} is believed to have {believed} pages cached, it has {found}"
+            )

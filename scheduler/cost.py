@@ -1,0 +1,134 @@
+"""How long a step will take, learned from the steps before, and what of it is left for prompts."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+# Features are scaled so that the coefficients are of one size, which keeps the recursion well conditioned.
+_TOKENS = 64.0
+_ATTENDED = 65536.0
+_FORGETTING = 0.98
+_PRIOR = 1e3
+_FIRST_TOKENS = 32
+
+
+class StepCostModel:
+    """Step time a + b * tokens + c * attended positions, by recursive least squares with forgetting.
+
+    Coefficients are clamped to >= 0 when used. A measurement is believed to four times the usual deviation,
+    so that one hiccup does not bend the model. Nothing is predicted far outside of what was measured:
+    `max_tokens` is twice the largest step so far, and starts at 32. Times are in seconds; O(1) each.
+    """
+
+    def __init__(self) -> None:
+        self._weights = np.zeros(3)
+        self._covariance = np.eye(3) * _PRIOR
+        self._coefficients = (0.0, 0.0, 0.0)
+        self.deviation = 0.0
+        self.num_observations = 0
+        self.max_tokens = _FIRST_TOKENS
+
+    def observe(self, tokens: int, attended: int, seconds: float) -> None:
+        """Learn from one measured step."""
+        features = np.array([1.0, tokens / _TOKENS, attended / _ATTENDED])
+        error = seconds - float(features @ self._weights)
+        if self.num_observations >= 8:
+            bound = max(4.0 * self.deviation, 0.1 * abs(seconds - error))
+            error = max(-bound, min(bound, error))
+            self.deviation += 0.05 * (abs(error) - self.deviation)
+        elif self.num_observations >= 3:
+            self.deviation = max(self.deviation, abs(error))
+        gain = self._covariance @ features
+        gain /= _FORGETTING + float(features @ gain)
+        self._weights = self._weights + gain * error
+        covariance = (self._covariance - np.outer(gain, features @ self._covariance)) / _FORGETTING
+        # Without news in some direction, forgetting would let its variance grow without end.
+        self._covariance = covariance * min(1.0, 3 * _PRIOR / float(np.trace(covariance)))
+        constant, per_token, per_attended = (max(0.0, float(weight)) for weight in self._weights)
+        self._coefficients = (constant, per_token / _TOKENS, per_attended / _ATTENDED)
+        self.num_observations += 1
+        self.max_tokens = max(self.max_tokens, 2 * tokens)
+
+    def predict(self, tokens: int, attended: int) -> float:
+        """Seconds that a step of `tokens` tokens with `attended` attended positions will take."""
+        constant, per_token, per_attended = self._coefficients
+        return constant + per_token * tokens + per_attended * attended
+
+    def largest_chunk(self, start: int, seconds: float) -> int:
+        """How many tokens from position `start` on can be added to a step for `seconds` more."""
+        if seconds <= 0:
+            return 0
+        _, per_token, per_attended = self._coefficients
+        # n tokens attend to n * start + n * (n + 1) / 2 positions: solve the quadratic for n.
+        linear = per_token + per_attended * (start + 0.5)
+        half = per_attended / 2
+        if half <= 0:
+            return math.floor(seconds / linear) if linear > 0 else self.max_tokens
+        return math.floor((math.sqrt(linear * linear + 4 * half * seconds) - linear) / (2 * half))
+
+
+def attended_positions(start: int, count: int) -> int:
+    """Positions that tokens `start..start+count-1` attend to, summed over them."""
+    return count * start + count * (count + 1) // 2
+
+
+class CopyRates:
+    """Measured speed of recomputing tokens and of copying pages between device and host, for `auto`."""
+
+    def __init__(self) -> None:
+        self.seconds_per_token: float | None = None
+        self.seconds_per_page: float | None = None
+
+    def observe_compute(self, tokens: int, seconds: float) -> None:
+        """A step of mostly prompt tokens took `seconds`."""
+        self.seconds_per_token = _smoothed(self.seconds_per_token, seconds / tokens)
+
+    def observe_copy(self, pages: int, seconds: float) -> None:
+        """Copying `pages` pages one way took `seconds`."""
+        self.seconds_per_page = _smoothed(self.seconds_per_page, seconds / pages)
+
+
+def _smoothed(old: float | None, new: float) -> float:
+    return new if old is None else old + 0.1 * (new - old)
+
+
+@dataclass(slots=True)
+class StepBudget:
+    """What a step has left: tokens, and with a latency target (`model`) also seconds for prompt tokens.
+
+    With a target every step still has `least` prompt tokens, so that prompts progress whatever decodes cost.
+    `max_chunk` bounds what one request computes. With `whole_prompts` nothing is cut: a prompt that is larger
+    than the budget then has the step's prompt tokens for itself.
+    """
+
+    tokens: int
+    max_chunk: int | None = None
+    whole_prompts: bool = False
+    model: StepCostModel | None = None
+    seconds: float = 0.0
+    least: int = 0
+    prompt_tokens: int = 0
+
+    def chunk(self, start: int, wanted: int) -> int:
+        """How many of `wanted` prompt tokens from position `start` on this step can compute."""
+        if self.whole_prompts:
+            fits = wanted <= self.tokens or not self.prompt_tokens
+            return wanted if fits and self.tokens > 0 else 0
+        count = min(wanted, self.tokens)
+        if self.max_chunk is not None:
+            count = min(count, self.max_chunk)
+        if self.model is not None:
+            affordable = min(
+                self.model.largest_chunk(start, self.seconds), self.model.max_tokens - self.prompt_tokens
+            )
+            count = min(count, max(affordable, self.least - self.prompt_tokens))
+        return max(count, 0)
+
+    def take_prompt(self, start: int, count: int) -> None:
+        """Spend on `count` prompt tokens from position `start` on."""
+        self.tokens -= count
+        self.prompt_tokens += count
+        if self.model is not None:
+            attended = attended_positions(start, count)
+            self.seconds -= self.model.predict(count, attended) - self.model.predict(0, 0)
