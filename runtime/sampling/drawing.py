@@ -1,12 +1,12 @@
 """Draws tokens from filtered distributions: one number a row, by the inverse of the cumulative distribution.
 
-Everything that decides a token is a function of its own row, in float64 and in one fixed order, so that a
-row's token doesn't depend on the rows beside it:
+Everything that decides a token is a function of its own row, summed in one fixed order, so that a row's token
+doesn't depend on the rows beside it:
 
 * without top_k and top_p the tokens stand in order of id. Their weights are summed in blocks; the number
   picks a block, then a token in it, so that no cumulative sum runs over a vocabulary;
-* otherwise they stand from the likeliest down, and only as many of them are brought out as the filters can
-  keep.
+* otherwise they stand from the likeliest down, and only as many as the filters can keep are brought out: 256
+  at first, then 16 times as many, so that a whole vocabulary is sorted only for a nearly flat distribution.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ import numpy.typing as npt
 import torch
 
 from .params import SamplingParams
-from .rows import Floats, Indices, find, take, top_values
+from .rows import BLOCK, Floats, Indices, block_weights, find, take, top_values
 
 __all__ = ["draw"]
 
 Doubles = npt.NDArray[np.float64]
 
-BLOCK = 128
 FIRST_DEPTH = 256
 DEPTH_GROWTH = 16
+WEIGHTS_AT_ONCE = 1 << 16
 
 
 def draw(logits: torch.Tensor, params: Sequence[SamplingParams], peaks: Floats, numbers: Doubles) -> Indices:
@@ -52,10 +52,10 @@ def _is_ranked(params: SamplingParams, vocab_size: int) -> bool:
 def _draw_unranked(
     logits: torch.Tensor, params: Sequence[SamplingParams], peaks: Floats, numbers: Doubles
 ) -> Indices:
-    weights = _block_weights(logits, params, peaks)
+    weights = block_weights(logits, peaks, [row.temperature for row in params])
     if any(row.min_p for row in params):
         min_p = torch.tensor([row.min_p for row in params], device=logits.device)
-        weights.masked_fill_(weights < min_p[:, None, None], 0.0)
+        weights *= weights >= min_p[:, None, None]
     sums = np.cumsum(weights.sum(dim=-1).cpu().numpy(), axis=-1, dtype=np.float64)
     targets = numbers * sums[:, -1]
     blocks = _first_above(sums, targets)
@@ -75,22 +75,17 @@ def _draw_ranked(
     pending, depth = np.arange(len(params)), FIRST_DEPTH
     while len(pending):
         depth = min(depth, vocab_size)
-        rows = take(logits, pending.tolist())
-        values = top_values(rows, depth)
-        positions, settled = _draw_positions(
-            values,
-            [params[index] for index in pending.tolist()],
-            top_k[pending],
-            masses[pending],
-            numbers[pending],
-        )
-        settled |= depth == vocab_size
-        picked = values[np.arange(len(pending)), positions]
-        ranks = positions - (values == picked[:, None]).argmax(axis=-1)
-        done = np.flatnonzero(settled)
-        if len(done):
-            ids[pending[done]] = find(take(rows, done.tolist()), picked[done], ranks[done])
-        pending, depth = pending[~settled], depth * DEPTH_GROWTH
+        unsettled = []
+        for group in np.array_split(pending, -(-len(pending) * depth // WEIGHTS_AT_ONCE)):
+            rows = take(logits, group.tolist())
+            values = top_values(rows, depth)
+            chosen = [params[index] for index in group.tolist()]
+            positions, settled = _draw_positions(values, chosen, top_k[group], masses[group], numbers[group])
+            picked = values[np.arange(len(group)), positions]
+            ranks = positions - (values == picked[:, None]).argmax(axis=-1)
+            ids[group] = find(rows, picked, ranks)
+            unsettled.append(group[~settled])
+        pending, depth = np.concatenate(unsettled), depth * DEPTH_GROWTH
     return ids
 
 
@@ -124,25 +119,10 @@ def _masses(
     """The weight of each row's whole vocabulary for the rows at `indices`, NaN for the others."""
     masses = np.full(len(params), np.nan)
     if len(indices):
-        chosen = [params[index] for index in indices]
-        weights = _block_weights(take(logits, indices.tolist()), chosen, peaks[indices])
+        temperatures = [params[index].temperature for index in indices]
+        weights = block_weights(take(logits, indices.tolist()), peaks[indices], temperatures)
         masses[indices] = weights.sum(dim=-1).cpu().numpy().sum(axis=-1, dtype=np.float64)
     return masses
-
-
-def _block_weights(logits: torch.Tensor, params: Sequence[SamplingParams], peaks: Floats) -> torch.Tensor:
-    """exp((logit - peak) / temperature), float32, as [n, blocks, BLOCK]; the last block is filled with zeros.
-
-    The likeliest token weighs 1. Subtracting before dividing keeps tiny temperatures from overflowing to NaN.
-    """
-    num_rows, vocab_size = logits.shape
-    num_blocks = -(-vocab_size // BLOCK)
-    weights = logits.new_zeros(num_rows, num_blocks * BLOCK)
-    real = weights[:, :vocab_size]
-    temperature = torch.tensor([row.temperature for row in params], device=logits.device)
-    torch.sub(logits, torch.from_numpy(peaks).to(logits.device)[:, None], out=real)
-    real.div_(temperature[:, None]).exp_()
-    return weights.view(num_rows, num_blocks, BLOCK)
 
 
 def _first_above(cumulative: Doubles, targets: Doubles) -> Indices:

@@ -10,12 +10,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from .rows import Indices, largest
+from .rows import Indices, argmax, block_weights, largest, ranks
 
 __all__ = ["LOGPROB_FLOOR", "TokenLogprob", "TokenLogprobs", "prompt_logprobs", "token_logprobs"]
 
 LOGPROB_FLOOR = -9999.0
-ROWS_AT_ONCE = 64
+ROWS_AT_ONCE = 16
 
 
 class TokenLogprob(NamedTuple):
@@ -58,20 +58,26 @@ def token_logprobs(
 
 
 def _score(logits: torch.Tensor, ids: Indices, num_top: Sequence[int]) -> list[TokenLogprobs]:
-    peaks = logits.amax(dim=-1, keepdim=True)
-    weights = torch.sub(logits, peaks).exp_().sum(dim=-1, dtype=torch.float64)
-    normalisers = (weights.log() + peaks[:, 0]).cpu().numpy()
-    targets = torch.from_numpy(ids).to(logits.device)[:, None]
-    chosen = logits.gather(1, targets)
-    logprobs = _finite(chosen[:, 0].cpu().numpy() - normalisers)
-    ranks = _ranks(logits, targets, chosen)
+    _, peaks = argmax(logits)
+    sums = (
+        block_weights(logits, peaks, [1.0] * len(ids))
+        .sum(dim=-1)
+        .cpu()
+        .numpy()
+        .sum(axis=-1, dtype=np.float64)
+    )
+    with np.errstate(divide="ignore"):
+        normalisers = np.log(sums) + peaks
+    chosen = logits.gather(1, torch.from_numpy(ids).to(logits.device)[:, None])[:, 0].cpu().numpy()
+    logprobs = _finite(chosen - normalisers)
+    token_ranks = ranks(logits, ids, chosen)
     depth = min(max(num_top), logits.shape[1])
     if depth:
         top_logits, top_ids = largest(logits, depth)
         top_logprobs = _finite(top_logits - normalisers[:, None])
     return [
         TokenLogprobs(
-            TokenLogprob(int(ids[row]), float(logprobs[row]), int(ranks[row])),
+            TokenLogprob(int(ids[row]), float(logprobs[row]), int(token_ranks[row])),
             tuple(
                 TokenLogprob(int(top_ids[row, at]), float(top_logprobs[row, at]), at + 1)
                 for at in range(min(num_top[row], depth))
@@ -79,13 +85,6 @@ def _score(logits: torch.Tensor, ids: Indices, num_top: Sequence[int]) -> list[T
         )
         for row in range(len(ids))
     ]
-
-
-def _ranks(logits: torch.Tensor, targets: torch.Tensor, chosen: torch.Tensor) -> Indices:
-    """1 + how many tokens are likelier, or as likely with a lower id."""
-    vocabulary = torch.arange(logits.shape[1], device=logits.device)
-    ahead = (logits > chosen) | ((logits == chosen) & (vocabulary < targets))
-    return (ahead.count_nonzero(dim=-1) + 1).cpu().numpy()
 
 
 def _finite(logprobs: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

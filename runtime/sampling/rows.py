@@ -8,16 +8,20 @@ are looked up afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-__all__ = ["argmax", "find", "largest", "take"]
+__all__ = ["BLOCK", "argmax", "block_weights", "find", "largest", "ranks", "take", "top_values"]
 
 Floats = npt.NDArray[np.float32]
 Indices = npt.NDArray[np.int64]
+
+BLOCK = 128
 
 
 def take(rows: torch.Tensor, indices: Sequence[int]) -> torch.Tensor:
@@ -51,7 +55,7 @@ def top_values(rows: torch.Tensor, k: int) -> Floats:
 
 def find(rows: torch.Tensor, values: Floats, ranks: Indices) -> Indices:
     """The id in each row of the logit `values[row]`; where several have it, number `ranks[row]` by id."""
-    positions = _flat_nonzero(rows == torch.from_numpy(values).to(rows.device)[:, None])
+    positions = _positions(operator.eq, rows, values)
     row_starts = np.arange(len(rows)) * rows.shape[1]
     ids: Indices = positions[np.searchsorted(positions, row_starts) + ranks] - row_starts
     return ids
@@ -60,8 +64,7 @@ def find(rows: torch.Tensor, values: Floats, ranks: Indices) -> Indices:
 def largest(rows: torch.Tensor, k: int) -> tuple[Floats, Indices]:
     """The k largest logits of each row, descending, equal ones by id, and their ids: both [n, k]."""
     values = top_values(rows, k)
-    last = torch.from_numpy(values[:, -1:]).to(rows.device)
-    positions = _flat_nonzero(rows >= last)
+    positions = _positions(operator.ge, rows, values[:, -1])
     found = rows.reshape(-1)[torch.from_numpy(positions).to(rows.device)].cpu().numpy()
     row_ids = positions // rows.shape[1]
     order = np.lexsort((positions, -found, row_ids))
@@ -70,7 +73,42 @@ def largest(rows: torch.Tensor, k: int) -> tuple[Floats, Indices]:
     return values, chosen % rows.shape[1]
 
 
-def _flat_nonzero(mask: torch.Tensor) -> Indices:
-    if mask.device.type == "cpu":
-        return np.flatnonzero(mask.numpy())
-    return mask.reshape(-1).nonzero()[:, 0].cpu().numpy()
+def ranks(rows: torch.Tensor, ids: Indices, values: Floats) -> Indices:
+    """The rank of each row's token `ids[row]`, whose logit is `values[row]`; the likeliest has 1."""
+    if rows.device.type == "cpu":
+        pairs = zip(rows.numpy(), values, strict=True)
+        larger = np.array([np.count_nonzero(row > value) for row, value in pairs], dtype=np.int64)
+    else:
+        larger = (rows > torch.from_numpy(values).to(rows.device)[:, None]).sum(dim=-1).cpu().numpy()
+    positions = _positions(operator.eq, rows, values)
+    row_starts = np.arange(len(rows)) * rows.shape[1]
+    ties: Indices = np.searchsorted(positions, row_starts + ids) - np.searchsorted(positions, row_starts)
+    return larger + ties + 1
+
+
+def block_weights(rows: torch.Tensor, peaks: Floats, temperatures: Sequence[float]) -> torch.Tensor:
+    """exp((logit - peak) / temperature), float32, as [n, blocks, BLOCK]; the last block is filled with zeros.
+
+    Subtracting before dividing keeps tiny temperatures from overflowing to NaN. In blocks, because their sums
+    don't depend on how a kernel cuts up a batch.
+    """
+    num_rows, vocab_size = rows.shape
+    num_blocks = -(-vocab_size // BLOCK)
+    weights = rows.new_zeros(num_rows, num_blocks * BLOCK)
+    real = weights[:, :vocab_size]
+    torch.sub(rows, torch.from_numpy(peaks).to(rows.device)[:, None], out=real)
+    if any(temperature != 1.0 for temperature in temperatures):
+        real.div_(torch.tensor(temperatures, dtype=torch.float32, device=rows.device)[:, None])
+    real.exp_()
+    return weights.view(num_rows, num_blocks, BLOCK)
+
+
+def _positions(
+    compare: Callable[[Any, Any], Any], rows: torch.Tensor, values: npt.NDArray[np.float32]
+) -> Indices:
+    """Where `compare(logit, values[row])` holds, as positions in the flattened rows, ascending."""
+    if rows.device.type == "cpu":
+        return np.flatnonzero(compare(rows.numpy(), values[:, None]))
+    mask: torch.Tensor = compare(rows, torch.from_numpy(values).to(rows.device)[:, None])
+    positions: Indices = mask.reshape(-1).nonzero()[:, 0].cpu().numpy()
+    return positions

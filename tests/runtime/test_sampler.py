@@ -13,6 +13,7 @@ from trunkline.runtime.sampling import Sampler, derive_seed
 from trunkline.runtime.sampling.drawing import draw
 from trunkline.runtime.sampling.penalties import adjust_logits
 from trunkline.runtime.sampling.randomness import uniforms
+from trunkline.runtime.sampling.rows import block_weights
 
 INF = math.inf
 
@@ -281,6 +282,16 @@ def test_every_row_draws_alone_what_it_draws_in_a_batch():
     rows = [make_row(seed=index, output=[1] * index, **kinds[index % 6]) for index in range(12)]
     alone = [sample_one(logits[index], row) for index, row in enumerate(rows)]
     assert sample(logits, rows).tokens.tolist() == alone
+
+
+def test_a_rows_weights_are_the_same_bits_alone_and_in_a_batch():
+    logits = torch.tensor(np.random.default_rng(5).normal(size=(7, 5003)) * 4, dtype=torch.float32)
+    peaks, temperatures = logits.amax(-1).numpy(), [0.5 + 0.25 * row for row in range(7)]
+    batch = block_weights(logits, peaks, temperatures)
+    for row in range(7):
+        alone = block_weights(logits[row : row + 1], peaks[row : row + 1], temperatures[row : row + 1])
+        assert torch.equal(alone[0], batch[row])
+        assert torch.equal(alone.sum(-1)[0], batch.sum(-1)[row])
 
 
 def test_the_numbers_of_a_seed_are_fixed_for_good():
