@@ -68,18 +68,20 @@ class ChatTemplate:
             raise ChatTemplateError("continue_final and add_generation_prompt exclude each other")
         mark = secrets.token_hex(8)
         context = {
-            **(arguments or {}),
             **self._variables,
             "messages": _marked(messages, mark) if continue_final else messages,
             "tools": tools,
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
         }
+        given = dict(arguments or {})
+        if reserved := sorted(context.keys() & given.keys()):
+            raise ChatTemplateError(f"the chat template argument {reserved[0]!r} is set by the runtime")
         try:
-            text = self._compiled.render(context)
+            text = self._compiled.render(context | given)
         except Exception as error:  # a template is a program, and fails in any way a program can
             raise ChatTemplateError(f"the chat template refused the messages: {_reason(error)}") from None
-        self._refuse_pieced_tokens(text, [messages, tools, dict(arguments or {})])
+        self._refuse_pieced_tokens(text, [messages, tools, given])
         return _cut_at(text, mark) if continue_final else text
 
     @cached_property

@@ -35,7 +35,7 @@ def resolve(source: str | Path | None) -> ModelSource:
         return ModelSource(EMBEDDED_NAME, _embedded_file(), is_gguf=True)
     text = str(source)
     path = Path(text).expanduser()
-    if path.is_dir():
+    if text and path.is_dir():
         return ModelSource(path.resolve().name, path, is_gguf=False)
     if path.is_file():
         return _file(path)
