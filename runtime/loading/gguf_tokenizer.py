@@ -149,12 +149,15 @@ def _byte_level_bpe(file: GGUFFile, tokens: list[str]) -> _Json:
 def _sentencepiece_bpe(file: GGUFFile, tokens: list[str], kinds: list[int]) -> _Json:
     prefix_space = bool(file.metadata.get("tokenizer.ggml.add_space_prefix", True))
     unknown = _named_id(file, "unknown_token_id", len(tokens)) or 0
+    normalizers: list[_Json] = [{"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]
     decoders: list[_Json] = [
         {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
         {"type": "ByteFallback"},
         {"type": "Fuse"},
     ]
     if prefix_space:
+        # As SentencePiece and llama.cpp do it: before the text and after every control token in it.
+        normalizers.insert(0, {"type": "Prepend", "prepend": "▁"})
         decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
     return {
         "model": {
@@ -165,13 +168,8 @@ def _sentencepiece_bpe(file: GGUFFile, tokens: list[str], kinds: list[int]) -> _
             "fuse_unk": True,
             "byte_fallback": True,
         },
-        "normalizer": None,
-        "pre_tokenizer": {
-            "type": "Metaspace",
-            "replacement": "▁",
-            "prepend_scheme": "first" if prefix_space else "never",
-            "split": False,
-        },
+        "normalizer": {"type": "Sequence", "normalizers": normalizers},
+        "pre_tokenizer": None,
         "decoder": {"type": "Sequence", "decoders": decoders},
     }
 
