@@ -53,10 +53,11 @@ class Candidates:
     def first(self) -> int:
         """Id of the leaf to evict next: of the namespace furthest over its quota, else the lowest of all."""
         order = self._order
-        over = [(excess, space) for space, excess in self._over.items() if space in self._by_space]
-        if over:
-            _, worst = max(over, key=lambda item: (item[0], item[1].namespace))
-            order = self._by_space[worst]
+        if self._over:
+            over = [(excess, space) for space, excess in self._over.items() if space in self._by_space]
+            if over:
+                _, worst = max(over, key=lambda item: (item[0], item[1].namespace))
+                order = self._by_space[worst]
         leaf_id: int = order[0][1]
         return leaf_id
 

@@ -9,12 +9,14 @@ from trunkline.errors import ConfigError
 from .eviction import POLICIES
 from .hashing import Namespace, validate_namespace
 
+MAX_PAGE_SIZE = 1024
+
 
 @dataclass(frozen=True, slots=True)
 class RadixConfig:
     """How the prefix cache behaves; checked once, raises ConfigError with the setting and its value.
 
-    page_size: tokens in a page, 1..256.
+    page_size: tokens in a page, 1..MAX_PAGE_SIZE.
     eviction_policy: lru, lfu, slru, fifo, priority or gdsf.
     explain: remember evicted pages, so that `explain` can tell them from those never seen.
     ghost_capacity: how many evicted pages are remembered.
@@ -32,8 +34,8 @@ class RadixConfig:
     default_quota: float | None = None
 
     def __post_init__(self) -> None:
-        if not 1 <= self.page_size <= 256:
-            raise ConfigError(f"page_size must be 1..256, got {self.page_size}")
+        if not 1 <= self.page_size <= MAX_PAGE_SIZE:
+            raise ConfigError(f"page_size must be 1..{MAX_PAGE_SIZE}, got {self.page_size}")
         if self.eviction_policy not in POLICIES:
             raise ConfigError(f"eviction_policy {self.eviction_policy!r} is not one of {', '.join(POLICIES)}")
         if self.ghost_capacity < 1:

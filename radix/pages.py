@@ -68,10 +68,10 @@ class PagePool:
 
     def retain(self, pages: Int32Array) -> None:
         """Add one reference to each page; all must be in use or held. Raises PageStateError."""
-        self._require_known(pages)
-        self._require(pages, self.counts[pages] > 0, "retain", "is free")
-        self.num_evictable -= int(np.count_nonzero(self.held[pages] & (self.counts[pages] == 1)))
-        self.counts[pages] += 1
+        counts = self._counts_of(pages)
+        self._require(pages, counts > 0, "retain", "is free")
+        self.num_evictable -= int(np.count_nonzero(self.held[pages] & (counts == 1)))
+        self.counts[pages] = counts + 1
 
     def release(self, pages: Int32Array) -> Int32Array:
         """Take one reference from each page; a page whose count reaches 0 is free.
@@ -79,11 +79,10 @@ class PagePool:
         Returns the pages that only the tree has now. Raises PageStateError for a free page, or where the
         tree's own reference is the only one left (that one goes by `drop`).
         """
-        self._require_known(pages)
-        counts = self.counts[pages]
+        counts = self._counts_of(pages)
         held = self.held[pages]
         self._require(pages, counts > held, "release", "has no such reference")
-        self.counts[pages] -= 1
+        self.counts[pages] = counts - 1
         self._free_now(pages[counts == 1])
         evictable: Int32Array = pages[held & (counts == 2)]
         self.num_evictable += len(evictable)
@@ -91,18 +90,21 @@ class PagePool:
 
     def hold(self, pages: Int32Array) -> None:
         """Give the tree its own reference to pages that are in use. Raises PageStateError."""
-        self._require_known(pages)
-        self._require(pages, (self.counts[pages] > 0) & ~self.held[pages], "hold", "is free or held")
+        counts = self._counts_of(pages)
+        self._require(pages, (counts > 0) & ~self.held[pages], "hold", "is free or held")
         self.held[pages] = True
-        self.counts[pages] += 1
+        self.counts[pages] = counts + 1
 
     def drop(self, pages: Int32Array) -> None:
         """Take the tree's own reference away; pages that nobody else has are free. Raises PageStateError."""
-        self._require_known(pages)
+        if len(pages) == 1 and 0 < pages.item() <= self.num_pages and self.held[pages.item()]:
+            self._drop_one(pages.item(), pages)
+            return
+        counts = self._counts_of(pages)
         self._require(pages, self.held[pages], "drop", "is not held by the tree")
-        alone = pages[self.counts[pages] == 1]
         self.held[pages] = False
-        self.counts[pages] -= 1
+        self.counts[pages] = counts - 1
+        alone = pages[counts == 1]
         self.num_evictable -= len(alone)
         self._free_now(alone)
 
@@ -125,6 +127,15 @@ class PagePool:
         if evictable != self.num_evictable:
             raise InvariantViolated(f"num_evictable is {self.num_evictable}, a recount gives {evictable}")
 
+    def _drop_one(self, page: int, pages: Int32Array) -> None:
+        # A decode step in a full pool evicts page by page; numpy's cost for each call would be most of that.
+        count = self.counts.item(page)
+        self.held[page] = False
+        self.counts[page] = count - 1
+        if count == 1:
+            self.num_evictable -= 1
+            self._free_now(pages.copy())
+
     def _free_now(self, pages: Int32Array) -> None:
         if len(pages):
             self._released.append(pages)
@@ -138,10 +149,16 @@ class PagePool:
         runs = free[n - 1 :] - free[: len(free) - n + 1] == n - 1
         return int(runs.argmax())
 
-    def _require_known(self, pages: Int32Array) -> None:
-        if len(pages) and (pages.min() < 1 or pages.max() > self.num_pages):
-            bad = pages[(pages < 1) | (pages > self.num_pages)][0]
-            raise PageStateError(f"page {int(bad)} is not one of 1..{self.num_pages}")
+    def _counts_of(self, pages: Int32Array) -> Int32Array:
+        """The pages' counts; raises PageStateError for numbers outside 0..num_pages (0 has count 0)."""
+        try:
+            counts: Int32Array = self.counts.take(
+                pages.view(np.uint32)
+            )  # a negative number becomes too large
+        except IndexError:
+            bad = pages[(pages < 1) | (pages > self.num_pages)]
+            raise PageStateError(f"page {int(bad[0])} is not one of 1..{self.num_pages}") from None
+        return counts
 
     def _require(self, pages: Int32Array, fine: npt.NDArray[np.bool_], verb: str, problem: str) -> None:
         if not fine.all():

@@ -1,7 +1,7 @@
 """The facade: what a scheduler asks of the prefix cache."""
 
 from collections.abc import Container
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -191,8 +191,7 @@ class PrefixCache:
         if not len(match.pages):
             raise PinError(f"no whole page of the {len(tokens)} tokens is cached in {namespace}")
         self._pins.require_room(match.pages)
-        lease = self._lease_of(match, 0)
-        self.copied(lease)
+        lease = self._lease_of(replace(match, partial_page=None, partial_tokens=0), 0)
         return self._pins.add(lease, lease.depth, None if ttl is None else now + ttl)
 
     def unpin(self, pin: Pin) -> None:

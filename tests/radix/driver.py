@@ -1,12 +1,14 @@
 """Drives a PrefixCache and the plain model side by side, and compares them after every operation."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
+import pytest
 
 from tests.oracle.radix_model import Entry, Key, PlainCache
-from trunkline.radix import Lease, PagePool, PrefixCache, RadixConfig
+from trunkline.radix import Lease, PagePool, Pin, PrefixCache, RadixConfig
+from trunkline.radix.errors import PinError
 
 Tokens = tuple[int, ...]
 Namespace = tuple[str, str]
@@ -36,7 +38,6 @@ class Running:
     lease: Lease
     tokens: Tokens
     num_computed: int
-    held: list[Key] = field(default_factory=list)
 
 
 class Driver:
@@ -52,6 +53,7 @@ class Driver:
         self.policy = config.eviction_policy
         self.age = 0.0  # slru: pages evicted so far; gdsf: rank of the last one
         self.running: list[Running] = []
+        self.pins: list[tuple[Pin, list[int]]] = []
         self.kv: dict[tuple[int, int], Tokens] = {}  # (page, slot) -> the tokens up to and including this one
 
     def start(self, tokens: Tokens, namespace: Namespace, priority: int = 0) -> Running:
@@ -138,8 +140,48 @@ class Driver:
         start = (len(key[1]) - 1) // self.size * self.size
         return RANKS[self.policy](self.model.entries[key], start, self.cache.pool.num_pages)
 
+    def pin(self, tokens: Tokens, namespace: Namespace) -> None:
+        """Pin what is cached of these tokens, if that is anything and there is room."""
+        keys = self.model.keys_along(namespace, tokens)
+        pages = [self.model.entries[key].page for key in keys]
+        pinned = {page for _, others in self.pins for page in others}
+        room = int(self.cache.config.max_pinned_share * self.cache.pool.num_pages)
+        if keys and len(pinned | set(pages)) <= room:
+            pin = self.cache.pin(array(tokens), namespace)
+            assert pin.num_tokens == len(keys[-1][1])
+            self.pins.append((pin, pages))
+        else:
+            with pytest.raises(PinError):
+                self.cache.pin(array(tokens), namespace)
+        self.compare()
+
+    def unpin(self, index: int) -> None:
+        pin, pages = self.pins.pop(index)
+        self.touch(pages, 0, self.cache.tick + 1)
+        self.cache.unpin(pin)
+        self.compare()
+
+    def flush(self, namespace: Namespace | None) -> None:
+        """Everything goes that nobody holds and that nothing held lies behind."""
+        held = self.held_pages()
+        gone = 0
+        while True:
+            free = [
+                key
+                for key in self.model.leaves()
+                if self.model.entries[key].page not in held and namespace in (None, key[0])
+            ]
+            if not free:
+                break
+            gone += len(free)
+            for key in free:
+                del self.model.entries[key]
+        assert self.cache.flush(namespace) == gone
+        self.compare()
+
     def held_pages(self) -> set[int]:
-        return {page for request in self.running for page in request.lease.held_pages.tolist()}
+        running = {page for request in self.running for page in request.lease.held_pages.tolist()}
+        return running.union(*(pages for _, pages in self.pins))
 
     def entry_of(self, page: int) -> Entry:
         return next(entry for entry in self.model.entries.values() if entry.page == page)

@@ -15,11 +15,17 @@ def random_tokens(rng: random.Random, longest: int) -> tuple[int, ...]:
 
 
 def step(driver: Driver, rng: random.Random, longest: int) -> None:
-    match rng.randrange(5):
+    match rng.randrange(7):
         case 0 | 1 if len(driver.running) < 5:
             driver.start(random_tokens(rng, longest), rng.choice(NAMESPACES), rng.randrange(3))
         case 2 if driver.running:
             driver.finish(rng.choice(driver.running))
+        case 3 if rng.random() < 0.3:
+            driver.pin(random_tokens(rng, longest), rng.choice(NAMESPACES))
+        case 4 if driver.pins and rng.random() < 0.5:
+            driver.unpin(rng.randrange(len(driver.pins)))
+        case 5 if rng.random() < 0.1:
+            driver.flush(rng.choice([None, *NAMESPACES]))
         case _ if driver.running:
             more = random_tokens(rng, 5) if rng.random() < 0.3 else ()
             driver.compute(rng.choice(driver.running), rng.randint(1, longest), more)
@@ -36,4 +42,8 @@ def test_random_operations_agree_with_the_plain_model(
         step(driver, rng, longest)
     for request in list(driver.running):
         driver.finish(request)
+    while driver.pins:
+        driver.unpin(0)
     assert driver.cache.pool.num_in_use == 0
+    driver.flush(None)
+    assert driver.cache.pool.num_free == num_pages
