@@ -16,4 +16,6 @@ first, second = (engine.generate([prompt], params)[0] for _ in range(2))
 assert first.text == second.text, (first.text, second.text)
 assert first.num_cached_tokens == 0
 assert second.num_cached_tokens == second.num_prompt_tokens - 1, second.num_cached_tokens
-print(f"trunkline {trunkline.__version__}: {second.num_cached_tokens} of {second.num_prompt_tokens} tokens reused")
+print(
+    f"trunkline {trunkline.__version__}: {second.num_cached_tokens} of {second.num_prompt_tokens} tokens reused"
+)

@@ -5,6 +5,8 @@ RuntimeRoomError
 │   ├── UnknownArchitectureError    it can be read, but nothing here can run it
 │   └── TokenizerError              its tokenizer can't be built, or can't do what was asked
 ├── ChatTemplateError           there is no chat template, or it refused the messages
+├── EngineStartError            the engine's process could not start
+├── EngineDeadError             it has ended
 └── RequestError                a request asks for something that can't be done
 """
 
@@ -14,6 +16,8 @@ from trunkline.errors import TrunklineError
 
 __all__ = [
     "ChatTemplateError",
+    "EngineDeadError",
+    "EngineStartError",
     "LoadError",
     "RequestError",
     "RuntimeRoomError",
@@ -40,6 +44,14 @@ class TokenizerError(LoadError):
 
 class ChatTemplateError(RuntimeRoomError):
     """No chat template, or one that refused the messages; carries the template's own words."""
+
+
+class EngineStartError(RuntimeRoomError):
+    """The engine's process could not load its model; carries its words."""
+
+
+class EngineDeadError(RuntimeRoomError):
+    """The engine's process has ended, and with it the request."""
 
 
 class RequestError(RuntimeRoomError):

@@ -1,0 +1,20 @@
+"""The scheduler: which tokens run next. Knows the prefix cache, no torch and no clock."""
+
+from .config import SchedulerConfig
+from .plan import ScheduledRequest, SchedulePlan, StepResult, TokenOutput
+from .request import FinishReason, Request, Status
+from .scheduler import Scheduler
+from .stats import SchedulerStats
+
+__all__ = [
+    "FinishReason",
+    "Request",
+    "ScheduledRequest",
+    "SchedulePlan",
+    "Scheduler",
+    "SchedulerConfig",
+    "SchedulerStats",
+    "Status",
+    "StepResult",
+    "TokenOutput",
+]

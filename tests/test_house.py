@@ -7,6 +7,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+
 import trunkline
 
 ROOT = Path(trunkline.__file__).resolve().parent
@@ -37,9 +38,9 @@ def faults(room: str, path: Path) -> list[str]:
             found.append(f"{path}: bare import of {name}")
         if parts[0] == "torch" and room in WITHOUT_TORCH:
             found.append(f"{path}: {room} imports torch")
-        if parts[0] == "trunkline" and len(parts) > 1 and parts[1] in FLOORS and parts[1] != room:
-            if FLOORS[parts[1]] >= FLOORS[room]:
-                found.append(f"{path}: {room} imports {name}, which is not below it")
+        other = parts[1] if parts[0] == "trunkline" and len(parts) > 1 else room
+        if other != room and FLOORS.get(other, 0) >= FLOORS[room]:
+            found.append(f"{path}: {room} imports {name}, which is not below it")
     return found
 
 

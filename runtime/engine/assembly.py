@@ -1,0 +1,81 @@
+"""Puts the rooms together: pool, tree, scheduler, page tensors, backend and runner for one model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import psutil
+import torch
+
+from trunkline.attention import HostPool, KVPool, make_backend
+from trunkline.errors import ConfigError
+from trunkline.radix import PagePool, PrefixCache
+from trunkline.runtime.loading import LoadedModel
+from trunkline.runtime.sampling import Sampler
+from trunkline.scheduler import Scheduler
+
+from .config import EngineConfig
+from .runner import ModelRunner
+
+__all__ = ["Assembly", "assemble"]
+
+
+@dataclass(frozen=True, slots=True)
+class Assembly:
+    """The parts of an engine."""
+
+    cache: PrefixCache
+    scheduler: Scheduler
+    runner: ModelRunner
+    max_model_len: int
+
+
+def assemble(config: EngineConfig, loaded: LoadedModel) -> Assembly:
+    """Builds the parts; raises ConfigError where the settings don't fit the model or the memory."""
+    dtype, device = loaded.model.dtype, loaded.model.device
+    page_size = config.radix.page_size
+    attention = loaded.config.attention_config(page_size)
+    num_pages = _num_pages(config, KVPool.page_bytes(attention, dtype), device)
+    max_model_len = _max_model_len(config, loaded, num_pages * page_size)
+    cache = PrefixCache(PagePool(num_pages, page_size), config.radix)
+    scheduler = Scheduler(cache, config.scheduler)
+    kv_pool = KVPool(attention, num_pages, dtype, device)
+    num_host_pages = config.scheduler.num_host_pages
+    host_pool = HostPool(kv_pool, num_host_pages) if num_host_pages else None
+    backend_name = _backend_name(config, device)
+    backend = make_backend(backend_name, attention, kv_pool)
+    sampler = Sampler(loaded.config.vocab_size, device)
+    runner = ModelRunner(loaded.model, backend, kv_pool, sampler, device, host_pool)
+    return Assembly(cache, scheduler, runner, max_model_len)
+
+
+def _num_pages(config: EngineConfig, page_bytes: int, device: torch.device) -> int:
+    if config.kv_cache_tokens is not None:
+        return config.kv_cache_tokens // config.radix.page_size
+    if device.type == "cuda":
+        free = torch.cuda.mem_get_info(device)[0]
+    else:
+        free = psutil.virtual_memory().available
+    num_pages = int(free * config.kv_cache_fraction) // page_bytes
+    if num_pages < 1:
+        raise ConfigError(
+            f"kv_cache_fraction {config.kv_cache_fraction} of {free} free bytes holds no page of {page_bytes} bytes"
+        )
+    return num_pages
+
+
+def _max_model_len(config: EngineConfig, loaded: LoadedModel, pool_tokens: int) -> int:
+    """The smaller of what the model, the settings and the pool allow."""
+    limit = loaded.config.max_positions
+    wanted = config.max_model_len
+    if wanted is not None and wanted > limit:
+        raise ConfigError(f"max_model_len {wanted} is above the model's own limit of {limit} tokens")
+    if wanted is not None and wanted > pool_tokens:
+        raise ConfigError(f"max_model_len {wanted} is above the KV cache's {pool_tokens} tokens")
+    return min(wanted or limit, pool_tokens)
+
+
+def _backend_name(config: EngineConfig, device: torch.device) -> str:
+    if config.attention_backend != "auto":
+        return config.attention_backend
+    return "flashinfer" if device.type == "cuda" else "torch"

@@ -1,0 +1,53 @@
+"""Everything an engine can be told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from trunkline.errors import ConfigError
+from trunkline.radix import RadixConfig
+from trunkline.scheduler import SchedulerConfig
+
+__all__ = ["EngineConfig"]
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """The settings of an `Engine`; those of each room come in the room's own config.
+
+    model: a directory, a .gguf file or a hub id; None is the embedded SmolLM2-135M-Instruct.
+    dtype: of weights and KV pages: auto, float32, bfloat16 or float16.
+    device: auto, cpu, cuda or cuda:N.
+    attention_backend: auto, or a backend by name.
+    max_model_len: tokens a request may have, prompt and output together; None is the model's own limit.
+    kv_cache_tokens: size of the page pool; None takes `kv_cache_fraction` of the memory that is free.
+    seed: where requests without a seed of their own draw theirs from; None draws it from the system.
+
+    Raises ConfigError when a value is out of range.
+    """
+
+    model: str | None = None
+    dtype: str = "auto"
+    device: str = "auto"
+    attention_backend: str = "auto"
+    max_model_len: int | None = None
+    kv_cache_tokens: int | None = None
+    kv_cache_fraction: float = 0.25
+    seed: int | None = None
+    radix: RadixConfig = field(default_factory=RadixConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise ConfigError(f"dtype {self.dtype!r} is none of {', '.join(DTYPES)}")
+        for name in ("max_model_len", "kv_cache_tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} {value} is below 1")
+        if not 0.0 < self.kv_cache_fraction <= 0.95:
+            raise ConfigError(f"kv_cache_fraction {self.kv_cache_fraction} is not in (0, 0.95]")
+        page = self.radix.page_size
+        if self.kv_cache_tokens is not None and self.kv_cache_tokens < page:
+            raise ConfigError(f"kv_cache_tokens {self.kv_cache_tokens} holds no page of {page} tokens")

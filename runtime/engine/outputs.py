@@ -1,0 +1,105 @@
+"""What the engine hands out: deltas while a request runs, and whole generations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from trunkline.runtime.sampling import TokenLogprobs
+
+__all__ = ["Choice", "Generation", "RequestOutput", "merge"]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """What one step added to one choice (`index`) of one request (`id`).
+
+    `text` holds only characters that can no longer become part of a stop string; `token_ids` are the step's
+    new tokens. `logprobs` has one entry a token where the request asked for them, `prompt_logprobs` comes once,
+    with the first token, one entry a prompt token (the first is None). `last` marks the output after which nothing
+    more comes for any choice of the request. `explanation` comes with the first output of a request that asked
+    for it: the partition of its prompt into cached and missed tokens, with reasons.
+    """
+
+    id: str
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str | None
+    last: bool
+    stop: str | int | None
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_output_tokens: int
+    num_preemptions: int
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+    error: str | None = None
+    explanation: dict[str, Any] | None = None
+
+
+def merge(earlier: RequestOutput, later: RequestOutput) -> RequestOutput:
+    """Two successive outputs of one choice as one."""
+    logprobs = (*(earlier.logprobs or ()), *(later.logprobs or ()))
+    return replace(
+        later,
+        text=earlier.text + later.text,
+        token_ids=earlier.token_ids + later.token_ids,
+        logprobs=logprobs or None,
+        prompt_logprobs=earlier.prompt_logprobs or later.prompt_logprobs,
+        explanation=earlier.explanation or later.explanation,
+    )
+
+
+@dataclass(slots=True)
+class Choice:
+    """One finished continuation of a prompt; `finish_reason` is stop, length, abort or error."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop: str | int | None = None
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    logprobs: list[TokenLogprobs] | None = None
+    error: str | None = None
+
+    def add(self, output: RequestOutput) -> None:
+        """Appends what a step brought."""
+        self.text += output.text
+        self.token_ids.extend(output.token_ids)
+        self.finish_reason, self.stop, self.error = output.finish_reason, output.stop, output.error
+        self.num_cached_tokens, self.num_preemptions = output.num_cached_tokens, output.num_preemptions
+        if output.logprobs is not None:
+            self.logprobs = [*(self.logprobs or []), *output.logprobs]
+
+
+@dataclass(slots=True)
+class Generation:
+    """A prompt and its `n` continuations; the properties speak of the first."""
+
+    prompt: str | None
+    prompt_token_ids: list[int]
+    choices: list[Choice]
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+
+    @property
+    def text(self) -> str:
+        return self.choices[0].text
+
+    @property
+    def token_ids(self) -> list[int]:
+        return self.choices[0].token_ids
+
+    @property
+    def finish_reason(self) -> str | None:
+        return self.choices[0].finish_reason
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.prompt_token_ids)
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Prompt tokens that were not computed, because the cache had them when the first choice began."""
+        return self.choices[0].num_cached_tokens

@@ -1,0 +1,165 @@
+"""From a plan to tokens: page moves, one forward pass, sampling."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from trunkline.attention import AttentionBackend, AttentionMetadata, HostPool, KVPool
+from trunkline.runtime.models import CausalLM
+from trunkline.runtime.sampling import Sampler, SampleRow, SamplingParams, TokenLogprobs, prompt_logprobs
+from trunkline.scheduler import ScheduledRequest, SchedulePlan, StepResult
+
+__all__ = ["ModelRunner", "RunnerOutput", "SamplingState"]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingState:
+    """What the scheduler carries for the runner: how a request samples, the seed it really uses, what ends it."""
+
+    params: SamplingParams
+    seed: int
+    ending_token_ids: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerOutput:
+    """What a step brought: the result for the scheduler, and the log-probabilities that requests asked for.
+
+    `prompt_logprobs[id]` is the position of the first scored logits and an entry for each prompt token they predict.
+    """
+
+    step: StepResult
+    logprobs: Mapping[str, TokenLogprobs] = field(default_factory=dict)
+    prompt_logprobs: Mapping[str, tuple[int, Sequence[TokenLogprobs]]] = field(default_factory=dict)
+
+
+class ModelRunner:
+    """Carries out plans on one device; owns the model, the page tensors and the sampler."""
+
+    def __init__(
+        self,
+        model: CausalLM,
+        backend: AttentionBackend,
+        kv_pool: KVPool,
+        sampler: Sampler,
+        device: torch.device,
+        host_pool: HostPool | None = None,
+    ) -> None:
+        self.model = model
+        self._backend = backend
+        self._kv_pool = kv_pool
+        self._host_pool = host_pool
+        self._sampler = sampler
+        self._device = device
+        self._page_size = kv_pool.config.page_size
+
+    @torch.inference_mode()
+    def run(self, plan: SchedulePlan) -> RunnerOutput:
+        """Moves pages, computes every scheduled token and samples where a request's last known token was computed."""
+        self._move_pages(plan)
+        scheduled = plan.scheduled
+        if not scheduled:
+            return RunnerOutput(StepResult(tokens={}))
+        logits = self._forward(scheduled)
+        scored, row = {}, 0
+        sampling: list[ScheduledRequest] = []
+        sample_rows: list[int] = []
+        for request in scheduled:
+            num_scored = _num_scored(request)
+            if num_scored:
+                scored[request.id] = _score(request, logits[row : row + num_scored])
+                row += num_scored
+            if request.samples:
+                sampling.append(request)
+                sample_rows.append(row)
+                row += 1
+        if len(sample_rows) != row:
+            logits = logits[sample_rows]
+        picked = self._sampler.sample(logits, [_sample_row(request) for request in sampling])
+        failed = {sampling[index].id: reason for index, reason in picked.failed.items()}
+        tokens = {
+            request.id: (int(token),)
+            for request, token in zip(sampling, picked.tokens, strict=True)
+            if request.id not in failed
+        }
+        logprobs = {sampling[index].id: entry for index, entry in picked.logprobs.items()}
+        return RunnerOutput(StepResult(tokens=tokens, failed=failed), logprobs, scored)
+
+    def _move_pages(self, plan: SchedulePlan) -> None:
+        """Host copies leave first: the pages they free may be written by what follows."""
+        if len(plan.swap_out) or len(plan.swap_in):
+            assert self._host_pool is not None, "a plan swaps, but there is no host pool"
+            self._host_pool.swap_out(plan.swap_out)
+        if len(plan.page_copies):
+            self._kv_pool.copy_pages(plan.page_copies)
+        if len(plan.swap_in):
+            assert self._host_pool is not None
+            self._host_pool.swap_in(plan.swap_in)
+
+    def _forward(self, scheduled: Sequence[ScheduledRequest]) -> torch.Tensor:
+        """Logits [rows, vocab]: for each request its scored positions, then the one that is sampled."""
+        lengths = np.array([len(request.tokens) for request in scheduled], dtype=np.int32)
+        metadata = AttentionMetadata.build(
+            starts=np.array([request.start for request in scheduled], dtype=np.int32),
+            lengths=lengths,
+            page_tables=[request.pages for request in scheduled],
+            page_size=self._page_size,
+        )
+        self._backend.plan(metadata)
+        rows = [
+            _logits_rows(request, end) for request, end in zip(scheduled, np.cumsum(lengths), strict=True)
+        ]
+        ids = np.concatenate([request.tokens for request in scheduled])
+        return self.model.forward(
+            torch.from_numpy(ids.astype(np.int64)).to(self._device),
+            torch.from_numpy(metadata.positions.astype(np.int64)).to(self._device),
+            self._backend,
+            torch.from_numpy(np.concatenate(rows)).to(self._device),
+        )
+
+
+def _num_scored(request: ScheduledRequest) -> int:
+    """How many of the step's positions predict a prompt token whose log-probability is wanted."""
+    if request.logits_from is None:
+        return 0
+    first = max(request.logits_from, request.start)
+    last = min(request.start + len(request.tokens), request.num_prompt_tokens - 1)
+    return max(0, last - first)
+
+
+def _logits_rows(request: ScheduledRequest, end: int) -> np.ndarray:
+    """Rows of the step's hidden states that need logits; `end` is one past the request's last row."""
+    begin = end - len(request.tokens)
+    num_scored = _num_scored(request)
+    rows = np.empty(num_scored + request.samples, dtype=np.int64)
+    if num_scored:
+        assert request.logits_from is not None
+        first = begin + max(request.logits_from, request.start) - request.start
+        rows[:num_scored] = np.arange(first, first + num_scored)
+    if request.samples:
+        rows[-1] = end - 1
+    return rows
+
+
+def _score(request: ScheduledRequest, logits: torch.Tensor) -> tuple[int, Sequence[TokenLogprobs]]:
+    assert request.logits_from is not None
+    state: SamplingState = request.payload
+    first = max(request.logits_from, request.start)
+    targets = request.history[first + 1 : first + 1 + len(logits)]
+    return first, prompt_logprobs(logits, targets, state.params.prompt_logprobs or 0)
+
+
+def _sample_row(request: ScheduledRequest) -> SampleRow:
+    state: SamplingState = request.payload
+    return SampleRow(
+        params=state.params,
+        history=request.history,
+        num_prompt_tokens=request.num_prompt_tokens,
+        num_output_tokens=request.num_output_tokens,
+        seed=state.seed,
+        banned_until_min=state.ending_token_ids,
+    )

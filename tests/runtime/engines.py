@@ -1,0 +1,114 @@
+"""Engines for tests: a tiny random model behind the embedded tokenizer, and small pools on request."""
+
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from trunkline.radix import RadixConfig
+from trunkline.runtime.engine import Engine, EngineConfig, Generation
+from trunkline.runtime.loading import LoadedModel, Tokenizer, load_model, load_tokenizer
+from trunkline.runtime.models import ModelConfig, build_model
+from trunkline.runtime.sampling import SamplingParams
+from trunkline.scheduler import SchedulerConfig
+
+DATA = Path(__file__).resolve().parent.parent / "data"
+GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+
+
+@cache
+def embedded_tokenizer() -> Tokenizer:
+    return load_tokenizer(None)
+
+
+@cache
+def smollm2() -> LoadedModel:
+    """The real embedded model, in float32."""
+    return load_model(None, dtype="float32", device="cpu")
+
+
+@cache
+def tiny_model(seed: int = 0, max_positions: int = 2048) -> LoadedModel:
+    """A two-layer llama with random float32 weights, wide enough apart that greedy choices have no near-ties."""
+    tokenizer = embedded_tokenizer()
+    config = ModelConfig(
+        architecture="LlamaForCausalLM",
+        vocab_size=tokenizer.vocab_size,
+        hidden_size=48,
+        intermediate_size=96,
+        num_layers=2,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=16,
+        max_positions=max_positions,
+        tied_embeddings=True,
+    )
+    model = build_model(config, torch.float32, "cpu")
+    generator = torch.Generator().manual_seed(seed)
+    model.load_weights(
+        (name, torch.ones(shape) if "norm" in name else torch.randn(shape, generator=generator) * 0.3)
+        for name, shape in weight_shapes(config)
+    )
+    return LoadedModel(model, config, tokenizer, "tiny", tokenizer.eos_token_ids, {})
+
+
+def weight_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Hugging Face names and shapes of a llama without biases and with a tied embedding."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    query, key_value = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    yield "model.embed_tokens.weight", (config.vocab_size, hidden)
+    yield "model.norm.weight", (hidden,)
+    for layer in range(config.num_layers):
+        prefix = f"model.layers.{layer}"
+        yield f"{prefix}.input_layernorm.weight", (hidden,)
+        yield f"{prefix}.post_attention_layernorm.weight", (hidden,)
+        yield f"{prefix}.self_attn.q_proj.weight", (query, hidden)
+        yield f"{prefix}.self_attn.k_proj.weight", (key_value, hidden)
+        yield f"{prefix}.self_attn.v_proj.weight", (key_value, hidden)
+        yield f"{prefix}.self_attn.o_proj.weight", (hidden, query)
+        yield f"{prefix}.mlp.gate_proj.weight", (inner, hidden)
+        yield f"{prefix}.mlp.up_proj.weight", (inner, hidden)
+        yield f"{prefix}.mlp.down_proj.weight", (hidden, inner)
+
+
+def make_engine(
+    loaded: LoadedModel | None = None, *, tokens: int = 4096, page_size: int = 16, **scheduler: Any
+) -> Engine:
+    """An engine with a pool of `tokens` tokens; further keywords are settings of the scheduler."""
+    config = EngineConfig(
+        kv_cache_tokens=tokens,
+        seed=0,
+        radix=RadixConfig(page_size=page_size),
+        scheduler=SchedulerConfig(**scheduler),
+    )
+    return Engine(config, loaded=loaded or tiny_model())
+
+
+def random_prompt(length: int, seed: int) -> list[int]:
+    """Token ids that are no control tokens."""
+    return np.random.default_rng(seed).integers(20, 40000, length).tolist()
+
+
+def run_checked(engine: Engine, names: Sequence[str]) -> dict[str, list[int]]:
+    """Steps until the named requests are done, with every invariant checked after each step."""
+    tokens: dict[str, list[int]] = {name: [] for name in names}
+    while engine.has_work:
+        for output in engine.step():
+            tokens[output.id].extend(output.token_ids)
+        engine.check()
+    return tokens
+
+
+def token_lists(generations: Sequence[Generation]) -> list[list[int]]:
+    return [generation.token_ids for generation in generations]
+
+
+def assert_idle(engine: Engine) -> None:
+    """Nothing is held by anyone: every page is free or evictable, and the invariants hold."""
+    engine.check()
+    pool = engine.cache.pool
+    assert pool.num_in_use == 0
+    assert pool.num_free + pool.num_evictable == pool.num_pages
