@@ -69,6 +69,6 @@ class Candidates:
         """Those of one namespace with a quota, in order."""
         return list(self._by_space.get(space, ()))
 
-    def is_over(self, space: Space) -> bool:
-        """Whether the namespace is known to be over its quota."""
-        return space in self._over
+    def excess(self, space: Space) -> int:
+        """By how many pages a namespace is over its quota; 0 when it is not."""
+        return self._over.get(space, 0)

@@ -118,8 +118,10 @@ def _check_leaves(tree: RadixTree, leaves: dict[int, Node]) -> None:
         _require(
             own == tree.candidates.own_entries(space), f"{space.namespace}: own candidates differ from {own}"
         )
-        over = space.max_pages is not None and space.num_pages > space.max_pages
-        _require(over == tree.candidates.is_over(space), f"{space.namespace}: over its quota is {over}")
+        excess = 0 if space.max_pages is None else max(0, space.num_pages - space.max_pages)
+        _require(
+            excess == tree.candidates.excess(space), f"{space.namespace}: over its quota by {excess} pages"
+        )
 
 
 def _require(fine: bool, problem: str) -> None:

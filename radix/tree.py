@@ -160,12 +160,14 @@ class RadixTree:
     def evict_first(self, max_pages: int) -> Evicted:
         """Evict from the first candidate, of which there must be one, and let the policy age.
 
+        A namespace that is over its quota loses no more than what it has too much.
         O(log candidates + pages cut), however large the tree is.
         """
         leaf = self.leaves[self.candidates.first()]
         assert leaf.entry is not None
         rank = leaf.entry[0]
-        evicted = self.evict_from(leaf, max_pages)
+        excess = self.candidates.excess(leaf.space)
+        evicted = self.evict_from(leaf, min(max_pages, excess) if excess else max_pages)
         self.policy.evicted(rank, len(evicted.pages))
         return evicted
 
