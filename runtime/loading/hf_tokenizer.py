@@ -93,7 +93,9 @@ def _added_tokens(
     if not isinstance(vocabulary, Mapping):
         vocabulary = {piece: id for id, (piece, _) in enumerate(vocabulary)}
     special = [named[role] for role in _NAMED]
-    special += [_content(token) for token in settings.get("additional_special_tokens") or []]
+    for key in ("additional_special_tokens", "extra_special_tokens"):
+        given = settings.get(key) or []
+        special += map(_content, given.values() if isinstance(given, dict) else given)
     for content in special:
         if content is None:
             continue

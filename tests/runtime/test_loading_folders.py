@@ -172,6 +172,40 @@ def test_a_special_token_outside_the_vocabulary_is_refused(tmp_path: Path) -> No
         load_tokenizer(folder)
 
 
+@pytest.mark.parametrize("extra", [["hello"], {"image_token": {"content": "hello"}}])
+def test_further_special_tokens_of_the_settings_are_control_tokens(tmp_path: Path, extra: Any) -> None:
+    folder = tiny.write_folder(tmp_path / "m", tokenizer_config={"extra_special_tokens": extra})
+
+    tokenizer = load_tokenizer(folder)
+
+    assert tokenizer.token_to_id("hello") in tokenizer.special_ids
+    assert tokenizer.special_ids.isdisjoint(tokenizer.encode("hello").tolist())
+
+
+def test_a_folder_with_vocabulary_files_alone_is_converted(tmp_path: Path) -> None:
+    settings = {"tokenizer_class": "GPT2Tokenizer", "bos_token": "<|bos|>", "eos_token": "<|im_end|>"}
+    folder = tiny.write_folder(tmp_path / "m", tokenizer_config=settings | {"unk_token": "<|bos|>"})
+    (folder / "tokenizer.json").unlink()
+    tiny.write_json(folder / "vocab.json", {token: id for id, token in enumerate(tiny.TOKENS)})
+    (folder / "merges.txt").write_text("#version: 0.2\n" + "\n".join(tiny.MERGES), encoding="utf-8")
+
+    tokenizer = load_tokenizer(folder)
+
+    assert [tokenizer.id_to_piece(id) for id in tokenizer.encode("hello 123")] == ["hello", " ", "123"]
+    assert tokenizer.eos_token_ids == {2}
+
+
+def test_a_vocabulary_that_cannot_be_converted_is_one_line(tmp_path: Path) -> None:
+    folder = tiny.write_folder(tmp_path / "m", tokenizer_config={"tokenizer_class": "LlamaTokenizer"})
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer.model").write_bytes(b"not a model")
+
+    with pytest.raises(TokenizerError, match=r"/m: the tokenizer can't be converted: .+") as caught:
+        load_tokenizer(folder)
+
+    assert "\n" not in str(caught.value)
+
+
 def test_the_embedded_model_is_found_without_importing_its_package() -> None:
     found = resolve(None)
 
