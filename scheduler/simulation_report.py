@@ -24,18 +24,10 @@ class Distribution:
         values = np.asarray(samples, np.float64)
         if not len(values):
             return None
-        weights = np.ones(len(values), np.int64) if counts is None else np.asarray(counts, np.int64)
-        order = np.argsort(values, kind="stable")
-        reached = np.cumsum(weights[order])
-        total = int(reached[-1])
-
-        def percentile(share: int) -> float:
-            rank = -(-total * share // 100)
-            return float(values[order[np.searchsorted(reached, rank)]])
-
-        return cls(
-            float(np.dot(values, weights) / total), percentile(50), percentile(99), float(values[order[-1]])
-        )
+        # Sorted before they are summed, so that the mean does not depend on how the samples were grouped.
+        values = np.sort(values if counts is None else np.repeat(values, counts))
+        p50, p99 = (float(values[-(-len(values) * share // 100) - 1]) for share in (50, 99))
+        return cls(float(values.mean()), p50, p99, float(values[-1]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +43,8 @@ class SimulationReport:
     """The figures of one simulation. Times in virtual seconds, rates per virtual second.
 
     Args:
+        num_refused: requests that can never fit in the KV cache.
+        num_failed: requests that the scheduler gave up.
         hit_rate: cached_prompt_tokens / prompt_tokens, both over the finished requests; cached are the prompt
             tokens that were found in the cache when the request was first admitted.
         kv_in_use: share of the KV pages that running requests hold.
@@ -64,6 +58,7 @@ class SimulationReport:
     num_requests: int
     num_finished: int
     num_refused: int
+    num_failed: int
     seconds: float
     num_steps: int
     prompt_tokens: int

@@ -50,11 +50,6 @@ class SimulatedRequest:
         offsets = np.repeat(self.range_starts - (ends - self.range_lengths), self.range_lengths)
         return (offsets + np.arange(ends[-1])).astype(np.int32)
 
-    def output(self, first: int, count: int) -> list[int]:
-        """Ids of its generated tokens `first` to `first + count - 1`."""
-        start = self.output_start + first
-        return list(range(start, start + count))
-
 
 @dataclass(frozen=True, slots=True)
 class Workload:

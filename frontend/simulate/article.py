@@ -51,10 +51,10 @@ ROWS: Sequence[ArticleRow] = (
 )
 
 ASSUMPTIONS: Sequence[str] = (
-    "The article names neither its weights' precision nor its requests; these are this simulation's own:",
-    f"- as many clients as the article has requests running; each sends {REQUESTS_PER_CLIENT} requests, "
+    "The article names neither its weights' precision nor its requests; assumed:",
+    f"- as many clients as the article has running requests; each sends {REQUESTS_PER_CLIENT}, "
     "the next one when the last is answered",
-    f"- no shared prefixes; geometric lengths around {PROMPT_TOKENS} prompt and {OUTPUT_TOKENS} output tokens "
+    f"- no shared prefixes; geometric lengths, mean {PROMPT_TOKENS} prompt and {OUTPUT_TOKENS} output "
     "(16 to 4 times the mean), seed 0",
     f"- at most {WHOLE_PROMPT_BUDGET} tokens a step with whole prompts, {CHUNK_BUDGET} with chunked prefill; "
     "first come, first served",
@@ -174,8 +174,8 @@ def article_remarks(reports: ArticleReports) -> Iterator[str]:
         rates = [report.output_tokens_per_second for report in (static, continuous, chunked)]
         yield (
             f"{bits} bit: continuous over static {_ratio(continuous, static)}, chunked over continuous "
-            f"{_ratio(chunked, continuous)} in throughput (article: 1.96x and 1.16x, with more requests running "
-            f"each time); the article's order {'holds' if rates == sorted(rates) else 'does not hold'}."
+            f"{_ratio(chunked, continuous)} in throughput (article: 1.96x and 1.16x, with more requests "
+            f"running each time); its order {'holds' if rates == sorted(rates) else 'does not hold'}."
         )
 
 

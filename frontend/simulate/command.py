@@ -63,6 +63,9 @@ def simulate(
     target_itl_ms: Annotated[float | None, typer.Option(help="Bound the gap between tokens.")] = None,
     preemption_mode: Annotated[str | None, typer.Option(help="recompute, swap, auto, heuristic.")] = None,
     num_host_pages: Annotated[int | None, typer.Option(help="Pages of host memory to swap to.")] = None,
+    asked_tokens: Annotated[
+        int | None, typer.Option(help="Most tokens each client asks for; absent: exactly what it gets.")
+    ] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", help="Any other scheduler setting, name=value; may be repeated."),
@@ -102,9 +105,9 @@ def simulate(
     changes = {name: value for name, value in typed.items() if value is not None}
     for text in settings or ():
         changes |= parse_assignment(text)
-    setup = Setup(roofline, base, eviction_policy, kv_cache_tokens, memory_utilisation).changed(changes)
+    setup = Setup(roofline, base, eviction_policy, kv_cache_tokens, memory_utilisation, asked_tokens)
     arrivals = _Arrivals(rate, speed, limit, seed)
-    _run(output, arrivals.read(workload), setup, compare, calibration)
+    _run(output, arrivals.read(workload), setup.changed(changes), compare, calibration)
 
 
 def _refuse_other_options(context: typer.Context) -> None:

@@ -34,6 +34,7 @@ def _of(
 _ROWS: Sequence[tuple[str, Callable[[SimulationReport], str]]] = (
     ("requests finished", lambda r: f"{r.num_finished:,}"),
     ("requests refused (larger than the KV cache)", lambda r: f"{r.num_refused:,}"),
+    ("requests given up", lambda r: f"{r.num_failed:,}"),
     ("virtual time", lambda r: f"{r.seconds:,.1f} s"),
     ("steps", lambda r: f"{r.num_steps:,}"),
     ("output tokens/s", lambda r: f"{r.output_tokens_per_second:,.1f}"),
@@ -93,11 +94,17 @@ class LateProgress:
         if self._bar is not None:
             self._bar.stop()
 
+    @property
+    def is_shown(self) -> bool:
+        return self._bar is not None
+
     def run(self, name: str, total: int) -> Callable[[int, float], None]:
         """The listener for one simulation of `total` requests."""
         tasks: list[TaskID] = []
 
         def hear(done: int, virtual_seconds: float) -> None:
+            if not self._console.is_terminal:
+                return
             if not tasks and self._clock() - self._started < self.DELAY_SECONDS:
                 return
             bar = self._start()

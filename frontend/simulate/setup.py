@@ -32,6 +32,7 @@ class Setup:
         roofline: the model on its device, calibrated or not; priced with pages of its page size.
         kv_tokens: KV cache size in tokens; None: what the device's memory leaves beside the weights.
         utilisation: share of the device's memory that may be used.
+        asked_tokens: most tokens that each client asks for; None: exactly what it will get.
     """
 
     roofline: Roofline
@@ -39,6 +40,7 @@ class Setup:
     eviction_policy: str = "lru"
     kv_tokens: int | None = None
     utilisation: float = 0.9
+    asked_tokens: int | None = None
 
     @property
     def model(self) -> ModelShape:
@@ -58,7 +60,8 @@ class Setup:
         """Serve the workload with a fresh cache and scheduler."""
         pool = PagePool(self.num_pages, self.roofline.page_size)
         cache = PrefixCache(pool, RadixConfig(self.roofline.page_size, self.eviction_policy))
-        return Simulation(workload, Scheduler(cache, self.scheduler), pool, self.roofline).run(progress)
+        scheduler = Scheduler(cache, self.scheduler)
+        return Simulation(workload, scheduler, pool, self.roofline, self.asked_tokens).run(progress)
 
     def describe(self) -> dict[str, Any]:
         """All settings as plain values, ready for JSON."""
@@ -68,6 +71,7 @@ class Setup:
             "page_size": self.roofline.page_size,
             "num_pages": self.num_pages,
             "eviction_policy": self.eviction_policy,
+            "asked_tokens": self.asked_tokens,
             "scheduler": asdict(self.scheduler),
         }
 

@@ -47,7 +47,7 @@ def test_mooncake_blocks_in_any_order_keep_their_content(tmp_path: Path) -> None
 def test_outputs_have_tokens_of_their_own(tmp_path: Path) -> None:
     path = write(tmp_path / "t", mooncake(0, 600, 3, [7, 9]), mooncake(1, 10, 2, [3]))
     workload = read_trace(path)
-    outputs = [token for request in workload.requests for token in request.output(0, request.max_new_tokens)]
+    outputs = [r.output_start + index for r in workload.requests for index in range(r.max_new_tokens)]
     assert len(set(outputs)) == 5
     assert not set(outputs) & {token for prompt in prompts(workload) for token in prompt}
 

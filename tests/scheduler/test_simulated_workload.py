@@ -28,8 +28,8 @@ def test_prompt_is_its_ranges_one_after_another() -> None:
     assert prompt.dtype == np.int32
 
 
-def test_output_counts_on_from_its_start() -> None:
-    assert request("a", [(7, 3)]).output(1, 2) == [101, 102]
+def outputs(request: SimulatedRequest) -> list[int]:
+    return list(range(request.output_start, request.output_start + request.max_new_tokens))
 
 
 def test_head_drops_followers_of_what_is_cut_off() -> None:
@@ -66,9 +66,7 @@ def test_poisson_arrivals_are_seeded_and_have_the_rate() -> None:
 
 def test_requests_of_lengths_share_no_token() -> None:
     workload = from_lengths("lengths", [(3, 2), (4, 1)], [0.0, 1.5])
-    tokens = [
-        token for r in workload.requests for token in [*r.prompt().tolist(), *r.output(0, r.max_new_tokens)]
-    ]
+    tokens = [token for r in workload.requests for token in [*r.prompt().tolist(), *outputs(r)]]
     assert len(tokens) == len(set(tokens)) == 10
     assert [r.arrival_time for r in workload.requests] == [0.0, 1.5]
 
@@ -82,7 +80,7 @@ def test_generated_turns_continue_their_conversation() -> None:
         if after.after is None:
             continue
         assert after.after == before.id
-        known = [*before.prompt().tolist(), *before.output(0, before.max_new_tokens)]
+        known = [*before.prompt().tolist(), *outputs(before)]
         assert after.prompt().tolist()[: len(known)] == known
         assert after.num_prompt_tokens > len(known)
 
@@ -94,7 +92,8 @@ def test_generator_shares_prefixes_as_often_as_asked() -> None:
 
     assert len(set(heads(1.0))) == 3
     assert len(set(heads(0.0))) == 400
-    own = [head for head in heads(0.5) if heads(0.5).count(head) == 1]
+    some = heads(0.5)
+    own = [head for head in some if some.count(head) == 1]
     assert 170 <= len(own) <= 230
 
 
