@@ -1,0 +1,1 @@
+"""`trunkline analyze`: why prompts missed the cache, and what would help."""
