@@ -173,7 +173,9 @@ class Admission:
         lives.start(state, lease, start, len(match.pages), draft)
         draft.choose_prompt(state, count)
         if self._forecast is not None:
-            self._forecast.add(lives.demands([state])[0])
+            reserved = len(lease.pages) - len(match.pages)
+            demand = lives.demand(state, len(match.pages))
+            self._forecast.add(demand._replace(pending=demand.pending - reserved))
         return Verdict.ADMITTED
 
     def _fits(self, match: PrefixMatch, state: RequestState, num_tokens: int) -> bool:
@@ -183,7 +185,7 @@ class Admission:
         if not lives.running:
             return pages_for(num_tokens, self._page_size) - len(match.pages) <= available
         if self._forecast is None:
-            self._forecast = GrowthForecast(lives.demands(lives.running))
+            self._forecast = lives.forecast(lives.running)
         return self._forecast.fits(available, lives.demand(state, len(match.pages)))
 
     def _make_room(self, match: PrefixMatch, state: RequestState, draft: StepDraft) -> bool:
@@ -195,7 +197,7 @@ class Admission:
         others = [other for other in lives.running if other not in victims]
         freed = sum(victim.num_own_pages for victim in victims)
         available = lives.cache.num_available - self._num_evictable(match) + freed
-        if not GrowthForecast(lives.demands(others)).fits(available, lives.demand(state, len(match.pages))):
+        if not lives.forecast(others).fits(available, lives.demand(state, len(match.pages))):
             return False
         lives.preempt(victims[0], draft)
         self._forecast = None

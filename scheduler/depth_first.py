@@ -27,7 +27,9 @@ class _Node:
         "weight",
     )
 
-    def __init__(self, parent: "_Node | None", path: list[int], start: int, end: int, birth: int) -> None:
+    def __init__(
+        self, parent: "_Node | None", path: tuple[int, ...], start: int, end: int, birth: int
+    ) -> None:
         self.parent = parent
         self.path = path
         self.start = start
@@ -61,7 +63,7 @@ class DepthFirstOrder:
 
     def __init__(self, max_wait_steps: int) -> None:
         self._max_wait_steps = max_wait_steps
-        self._root = _Node(None, [], 0, 0, 0)
+        self._root = _Node(None, (), 0, 0, 0)
         self._cursor = self._root
         self._arrivals: SortedDict = SortedDict()
         self._births = 0
@@ -167,7 +169,7 @@ class DepthFirstOrder:
         assert isinstance(node, _Node)
         return node
 
-    def _leaf_for(self, path: list[int]) -> _Node:
+    def _leaf_for(self, path: tuple[int, ...]) -> _Node:
         """The node at which a prompt with these page hashes waits; makes and splits nodes where needed."""
         node, depth = self._root, 0
         while depth < len(path):
@@ -180,7 +182,7 @@ class DepthFirstOrder:
             node, depth = child, agree
         return node
 
-    def _new_child(self, parent: _Node, path: list[int], start: int, end: int) -> _Node:
+    def _new_child(self, parent: _Node, path: tuple[int, ...], start: int, end: int) -> _Node:
         self._births += 1
         node = _Node(parent, path, start, end, self._births)
         self._attach(parent, node)
@@ -222,7 +224,7 @@ class DepthFirstOrder:
         node.parent.ranking.add((*node.rank, node))
 
 
-def _common_end(left: list[int], right: list[int], start: int, end: int) -> int:
+def _common_end(left: tuple[int, ...], right: tuple[int, ...], start: int, end: int) -> int:
     """First index in `start..end` at which two hash chains differ; equal somewhere is equal before."""
     low, high = start, end
     while low < high:

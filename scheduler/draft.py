@@ -52,22 +52,22 @@ class StepDraft:
         for state, count in self.chosen.items():
             start, known = state.num_computed, state.num_tokens
             end = start + count
-            request = state.request
-            assert state.lease is not None
+            request, lease = state.request, state.lease
+            assert lease is not None
             num_tokens += count
             num_attended += end if count == 1 else attended_positions(start, count)
-            history = state.history
+            buffer = state.buffer
             scheduled.append(
                 ScheduledRequest(
                     state.id,
                     request.payload,
-                    history[start:end],
+                    buffer[start:end],
                     start,
-                    state.lease.pages,
+                    lease.pages,
                     end == known,
                     state.num_prompt,
                     known - state.num_prompt,
-                    history,
+                    buffer[:known],
                     None if request.logits_from is None else state.logits_from,
                 )
             )

@@ -1,7 +1,7 @@
 """How much memory the running requests will still want, learned from those that have finished."""
 
 from collections import deque
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,8 +54,7 @@ def pages_for(num_tokens: int, page_size: int) -> int:
     return -(-num_tokens // page_size)
 
 
-@dataclass(frozen=True, slots=True)
-class Demand:
+class Demand(NamedTuple):
     """What one request wants of the pool, in pages.
 
     `pending`: for known tokens that no page is reserved for; wanted at once. `growth`: for the output that
@@ -76,11 +75,11 @@ class GrowthForecast:
     et al.).
     """
 
-    def __init__(self, running: list[Demand]) -> None:
-        self._pending = sum(demand.pending for demand in running)
-        self._growth = [demand.growth for demand in running]
-        self._own = [demand.own for demand in running]
-        self._total_growth = sum(self._growth)
+    def __init__(self, pending: int, growth: list[float], own: list[int]) -> None:
+        self._pending = pending
+        self._growth = growth
+        self._own = own
+        self._total_growth = sum(growth)
 
     def fits(self, available: int, candidate: Demand) -> bool:
         """Whether `available` pages last for the running requests and the candidate."""

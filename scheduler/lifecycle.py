@@ -13,7 +13,7 @@ from .config import SchedulerConfig
 from .cost import CopyRates
 from .draft import StepDraft
 from .fair_share import ServedTokens
-from .forecast import Demand, OutputLengths, pages_for
+from .forecast import Demand, GrowthForecast, OutputLengths, pages_for
 from .in_flight import InFlight
 from .match_index import MatchIndex
 from .preemption import HostSpace
@@ -56,10 +56,10 @@ class Lifecycle:
 
     def new(self, request: Request, step: int) -> RequestState:
         """A request enters and waits. O(len(prompt)) for the hashes of its pages and the first match."""
-        hashes: list[int] = []
+        hashes: tuple[int, ...] = ()
         matched = 0
         if self.config.enable_prefix_caching:
-            hashes = page_hashes(request.prompt, self.page_size, request.namespace).tolist()
+            hashes = tuple(page_hashes(request.prompt, self.page_size, request.namespace).tolist())
             matched = len(self.cache.match(request.prompt, request.namespace).pages)
         self._num_added += 1
         state = RequestState(request, self._num_added, step, hashes)
@@ -148,19 +148,17 @@ class Lifecycle:
         expected = int(self.lengths.expected_remaining(generated, most)[0])
         return Demand(new_pages, expected / self.page_size, new_pages)
 
-    def demands(self, running: list[RequestState]) -> list[Demand]:
-        """What running requests still want of the pool. O(n), the lengths vectorised."""
+    def forecast(self, running: list[RequestState]) -> GrowthForecast:
+        """What running requests will still want of the pool. O(n), vectorised."""
         size = self.page_size
-        generated = np.array([state.num_output for state in running], dtype=np.int64)
+        known = np.array([state.num_tokens for state in running], dtype=np.int64)
+        prompts = np.array([state.num_prompt for state in running], dtype=np.int64)
         most = np.array([state.request.max_new_tokens for state in running], dtype=np.int64)
-        growth = (self.lengths.expected_remaining(generated, most) / size).tolist()
-        demands = []
-        for state, expected in zip(running, growth, strict=True):
-            pending = max(0, pages_for(state.num_tokens - state.capacity, size))
-            demands.append(
-                Demand(pending, expected, state.capacity // size - state.num_shared_pages + pending)
-            )
-        return demands
+        pages = np.array([state.capacity for state in running], dtype=np.int64) // size
+        shared = np.array([state.num_shared_pages for state in running], dtype=np.int64)
+        growth = self.lengths.expected_remaining(known - prompts, most) / size
+        pending = np.maximum(-(-known // size) - pages, 0)
+        return GrowthForecast(int(pending.sum()), growth.tolist(), (pages - shared + pending).tolist())
 
     def swap_in(self, state: RequestState, lease: Lease, num_shared: int, draft: StepDraft) -> None:
         """Pages of a resumed request behind its `num_shared` shared ones come back from host memory."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,8 +16,7 @@ def empty_pairs() -> Int32Array:
     return np.empty((0, 2), dtype=np.int32)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ScheduledRequest:
+class ScheduledRequest(NamedTuple):
     """One request's share of a step. The arrays are views into the scheduler's state, valid until `update`.
 
     `tokens` are to be computed now and stand at positions `start..start+len(tokens)-1`; `pages` is the page

@@ -59,13 +59,13 @@ class HostSpace:
         if self._pool is not None and len(host_pages):
             self._pool.release(host_pages)
 
-    def check(self, states: Sequence[RequestState]) -> None:
-        """Raise unless the host pages in use are those of `states`."""
+    def check(self, states: Sequence[RequestState], in_transit: Sequence[Int32Array]) -> None:
+        """Raise unless the host pages in use are those of `states` and those that a plan is copying back."""
         if self._pool is None:
             return
         self._pool.check()
         held = [state.swapped.host_pages for state in states if state.swapped is not None]
-        pages = np.concatenate([NO_PAGES, *held])
+        pages = np.concatenate([NO_PAGES, *held, *in_transit])
         if len(np.unique(pages)) != len(pages) or len(pages) != self._pool.num_in_use:
             raise InvariantError(
                 f"{self._pool.num_in_use} host pages are in use, swapped requests have {len(pages)}"

@@ -67,7 +67,7 @@ class Scheduler:
         state = self._states.pop(request_id, None)
         if state is None:
             return None
-        if state.in_plan:
+        if self._outstanding is not None and state in self._outstanding[1].chosen:
             # The plan in flight writes this request's pages: they are given back when its result comes.
             state.ending = Ending(reason)
             self._lives.in_flight.withdraw(state)
@@ -85,8 +85,6 @@ class Scheduler:
         draft = self._planner.fill(self._step)
         for state in draft.stuck:
             self._give_up(state)
-        for state in draft.chosen:
-            state.in_plan = True
         plan = draft.freeze(now)
         self._outstanding = (plan, draft)
         return plan
@@ -106,12 +104,12 @@ class Scheduler:
         self._learn(plan, draft, result, now)
         step, page_tokens, failed = self._step, result.tokens, result.failed
         for state, count in draft.chosen.items():
-            state.in_plan = False
-            if state.id in failed or state.ending is not None:
+            if state.ending is not None or (failed and state.id in failed):
                 self._end_in_flight(state, count, failed.get(state.id), outputs)
                 continue
             state.num_computed += count
-            state.progress_step = step
+            if count != 1:
+                state.progress_step = step
             if state.num_computed >= state.commit_at:
                 self._lives.commit(state)
             if state.num_computed == state.num_tokens:
@@ -139,8 +137,8 @@ class Scheduler:
 
     def check(self) -> None:
         """Recompute every invariant; raises `InvariantError` (or the radix room's) with what contradicts."""
-        in_flight = [] if self._outstanding is None else list(self._outstanding[1].chosen)
-        check_scheduler(self._lives, list(self._states.values()), in_flight, self._step)
+        draft = None if self._outstanding is None else self._outstanding[1]
+        check_scheduler(self._lives, list(self._states.values()), draft, self._step)
 
     def _validate(self, request: Request) -> None:
         name = f"request {request.id!r}"
@@ -202,29 +200,25 @@ class Scheduler:
     def _sampled(self, state: RequestState, tokens: Sequence[int]) -> TokenOutput:
         """Add sampled tokens to a request, up to the first that ends it."""
         request = state.request
-        reason: FinishReason | None = None
-        stop_token: int | None = None
-        num_output = state.num_output
-        kept = []
-        for token in tokens:
-            kept.append(token)
-            num_output += 1
-            if token in request.stop_token_ids and num_output >= request.min_new_tokens:
-                reason, stop_token = "stop", token
-                break
-            if num_output >= request.max_new_tokens:
-                reason = "length"
-                break
-        state.append(kept)
-        self._stats.num_output_tokens += len(kept)
-        if reason is None:
-            return TokenOutput(
-                state.id, tuple(kept), None, None, state.num_cached_tokens, state.num_preemptions
-            )
+        num_output = state.num_tokens - state.num_prompt
+        for count, token in enumerate(tokens, 1):
+            state.append(token)
+            if token in request.stop_token_ids and num_output + count >= request.min_new_tokens:
+                return self._completed(state, tuple(tokens[:count]), "stop", token)
+            if num_output + count >= request.max_new_tokens:
+                return self._completed(state, tuple(tokens[:count]), "length", None)
+        self._stats.num_output_tokens += len(tokens)
+        cached, preemptions = state.num_cached_tokens, state.num_preemptions
+        return TokenOutput(state.id, tuple(tokens), None, None, cached, preemptions)
+
+    def _completed(
+        self, state: RequestState, tokens: tuple[int, ...], reason: FinishReason, stop_token: int | None
+    ) -> TokenOutput:
         del self._states[state.id]
-        self._lives.lengths.record(num_output)
+        self._stats.num_output_tokens += len(tokens)
+        self._lives.lengths.record(state.num_output)
         self._lives.end(state)
-        return self._ended(state, tuple(kept), reason, stop_token)
+        return self._ended(state, tokens, reason, stop_token)
 
     def _end_in_flight(
         self, state: RequestState, count: int, failure: str | None, outputs: list[TokenOutput]

@@ -1,6 +1,5 @@
 """What the scheduler knows about one request while it lives."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -47,15 +46,14 @@ class RequestState:
     """
 
     __slots__ = (
-        "_tokens",
         "arrival_step",
+        "buffer",
         "capacity",
         "commit_at",
         "end_group",
         "ending",
         "id",
         "in_flight_from",
-        "in_plan",
         "lease",
         "matched_pages",
         "max_computed",
@@ -78,15 +76,15 @@ class RequestState:
         "was_admitted",
     )
 
-    def __init__(self, request: Request, seq: int, arrival_step: int, page_hashes: list[int]) -> None:
+    def __init__(self, request: Request, seq: int, arrival_step: int, page_hashes: tuple[int, ...]) -> None:
         self.request = request
         self.id = request.id
         self.seq = seq
         self.arrival_step = arrival_step
         self.page_hashes = page_hashes
         self.status = Status.WAITING
-        # The prompt itself is the first storage: a request that only waits costs no copy of it.
-        self._tokens = request.prompt
+        # The first `num_tokens` count. The prompt itself is the first storage: waiting costs no copy of it.
+        self.buffer = request.prompt
         self.num_prompt = self.num_tokens = len(request.prompt)
         self.num_computed = 0
         self.lease: Lease | None = None
@@ -98,7 +96,6 @@ class RequestState:
         self.was_admitted = False
         self.max_computed = 0
         self.progress_step = 0
-        self.in_plan = False
         self.ending: Ending | None = None
         self.swapped: SwappedPages | None = None
         self.overtaken = 0
@@ -121,21 +118,21 @@ class RequestState:
     @property
     def history(self) -> Int32Array:
         """Every known token, prompt and output; a view."""
-        return self._tokens[: self.num_tokens]
+        return self.buffer[: self.num_tokens]
 
     def tokens(self, start: int, end: int) -> Int32Array:
         """Known tokens `start..end-1`; a view."""
-        return self._tokens[start:end]
+        return self.buffer[start:end]
 
-    def append(self, tokens: Sequence[int]) -> None:
-        """Add sampled tokens, amortised O(1) each; views handed out before keep showing what they showed."""
-        end = self.num_tokens + len(tokens)
-        if end > len(self._tokens):
-            grown = np.empty(max(end, self.num_tokens + self.num_tokens // 2, 64), dtype=np.int32)
-            grown[: self.num_tokens] = self._tokens[: self.num_tokens]
-            self._tokens = grown
-        self._tokens[self.num_tokens : end] = tokens
-        self.num_tokens = end
+    def append(self, token: int) -> None:
+        """Add a sampled token, amortised O(1); views handed out before keep showing what they showed."""
+        end = self.num_tokens
+        if end == len(self.buffer):
+            grown = np.empty(max(end + end // 2, 64), dtype=np.int32)
+            grown[:end] = self.buffer
+            self.buffer = grown
+        self.buffer[end] = token
+        self.num_tokens = end + 1
 
     def move(self, status: Status) -> None:
         """Change the status; raises `TransitionError` for a change that a request's life does not have."""

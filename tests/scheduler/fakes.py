@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -108,8 +109,6 @@ class House:
     def step(self, failed: Mapping[str, str] | None = None, seconds: float = 0.01) -> list[TokenOutput]:
         plan = self.scheduler.schedule(self.now)
         self.plans.append(plan)
-        if self.check:
-            self.scheduler.check()
         result = self.runner.run(plan, failed)
         self.now += seconds
         outputs = self.scheduler.update(plan, result, self.now)
@@ -140,9 +139,14 @@ class House:
 
 
 def make_house(
-    num_pages: int = 256, page_size: int = 16, *, eviction_policy: str = "lru", check: bool = True, **config: object
+    num_pages: int = 256,
+    page_size: int = 16,
+    *,
+    eviction_policy: str = "lru",
+    check: bool = True,
+    **config: Any,
 ) -> House:
-    settings = SchedulerConfig(**config)  # type: ignore[arg-type]
+    settings = SchedulerConfig(**config)
     pool = PagePool(num_pages, page_size)
     cache = PrefixCache(pool, RadixConfig(page_size=page_size, eviction_policy=eviction_policy))
     runner = FakeRunner(num_pages, page_size, settings.num_host_pages)
@@ -154,8 +158,10 @@ def make_tokens(length: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, VOCAB, length).astype(np.int32)
 
 
-def make_request(request_id: str, prompt: np.ndarray | int = 32, max_new_tokens: int = 4, **fields: object) -> Request:
+def make_request(
+    request_id: str, prompt: np.ndarray | int = 32, max_new_tokens: int = 4, **fields: Any
+) -> Request:
     """A request; an integer prompt is a length, with tokens that depend on the id."""
     if isinstance(prompt, int):
         prompt = make_tokens(prompt, sum(request_id.encode()) * 1009 + len(request_id))
-    return Request(request_id, prompt, max_new_tokens, **fields)  # type: ignore[arg-type]
+    return Request(request_id, prompt, max_new_tokens, **fields)
