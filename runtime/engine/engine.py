@@ -27,6 +27,7 @@ from .outputs import Generation, RequestOutput
 from .prompts import Prompt, encode_prompt, limit_output
 from .runner import RunnerOutput, SamplingState
 from .stats import EngineStats
+from .stops import StopAutomaton
 
 __all__ = ["Engine"]
 
@@ -111,7 +112,7 @@ class Engine:
         tokens = self.encode(prompt)
         max_new_tokens = limit_output(len(tokens), params, self.max_model_len)
         seed = params.seed if params.seed is not None else int(self._seeds.integers(2**63))
-        ending = self._ending_token_ids(params)
+        ending, stops = self._ending_token_ids(params), StopAutomaton(params.stops)
         now = self._clock()
         keys: list[str] = []
         self._choices[name] = keys
@@ -133,7 +134,7 @@ class Engine:
                     ),
                     now,
                 )
-                text = OutputText(self.tokenizer, params)
+                text = OutputText(self.tokenizer, params, stops)
                 self._live[key] = _Live(name, index, params, len(tokens), text)
                 keys.append(key)
         except BaseException:
@@ -278,15 +279,15 @@ class Engine:
         delta = live.text.append(output.tokens[:-1] if hidden else output.tokens)
         scored = (None, *live.scored) if live.num_output_tokens == 0 and live.scored else None
         live.num_output_tokens += len(output.tokens)
+        text = delta.text
         finish_reason: str | None = output.finish_reason
         stop: str | int | None = output.stop_token
-        text = delta.text
+        if delta.stop is None and finish_reason is not None:
+            delta = live.text.finish()
+            text += delta.text
         if delta.stop is not None:
             finish_reason, stop = "stop", delta.stop
-            if output.finish_reason is None:
-                self.scheduler.finish(output.id, "stop", self._clock())
-        elif finish_reason is not None:
-            text += live.text.finish().text
+            self.scheduler.finish(output.id, "stop", self._clock())
         last = finish_reason is not None and self._forget(output.id, live)
         entry = result.logprobs.get(output.id)
         return RequestOutput(

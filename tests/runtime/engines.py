@@ -92,6 +92,13 @@ def random_prompt(length: int, seed: int) -> list[int]:
     return np.random.default_rng(seed).integers(20, 40000, length).tolist()
 
 
+def taught_short_answers(engine: Engine) -> Engine:
+    """Has answered briefly before, so admission expects short answers, and long ones then meet a full pool."""
+    prompts = [random_prompt(5, seed=900 + number) for number in range(8)]
+    engine.generate(prompts, SamplingParams(temperature=0.0, max_tokens=1))
+    return engine
+
+
 def run_checked(engine: Engine, names: Sequence[str]) -> dict[str, list[int]]:
     """Steps until the named requests are done, with every invariant checked after each step."""
     tokens: dict[str, list[int]] = {name: [] for name in names}

@@ -2,7 +2,15 @@
 
 import pytest
 
-from tests.runtime.engines import GREEDY, assert_idle, make_engine, random_prompt, run_checked, token_lists
+from tests.runtime.engines import (
+    GREEDY,
+    assert_idle,
+    make_engine,
+    random_prompt,
+    run_checked,
+    taught_short_answers,
+    token_lists,
+)
 from trunkline.runtime.engine import Engine
 from trunkline.runtime.sampling import SamplingParams
 
@@ -54,7 +62,7 @@ def test_prefix_caching_off_gives_the_same_answers_and_reuses_nothing(cold_answe
 def preempted_run(
     params: SamplingParams, prompts: list[list[int]], tokens: int
 ) -> tuple[list[list[int]], int]:
-    engine = make_engine(tokens=tokens)
+    engine = taught_short_answers(make_engine(tokens=tokens))
     names = [engine.add_request(prompt, params) for prompt in prompts]
     answers = run_checked(engine, names)
     assert_idle(engine)
@@ -65,18 +73,18 @@ LONG = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
 
 
 def test_preempted_answers_equal_those_of_a_big_pool() -> None:
-    prompts = [random_prompt(30 + number, seed=100 + number) for number in range(8)]
+    prompts = [random_prompt(8 + number, seed=100 + number) for number in range(12)]
     expected, no_preemptions = preempted_run(LONG, prompts, tokens=4096)
     answers, num_preemptions = preempted_run(LONG, prompts, tokens=160)
     assert no_preemptions == 0
     assert num_preemptions >= 3
     assert answers == expected
-    assert [len(answer) for answer in answers] == [40] * 8
+    assert [len(answer) for answer in answers] == [40] * 12
 
 
 def test_every_token_of_a_preempted_request_is_streamed_once() -> None:
-    engine = make_engine(tokens=160)
-    prompts = [random_prompt(30 + number, seed=100 + number) for number in range(8)]
+    engine = taught_short_answers(make_engine(tokens=160))
+    prompts = [random_prompt(8 + number, seed=100 + number) for number in range(12)]
     names = [engine.add_request(prompt, LONG) for prompt in prompts]
     counts = dict.fromkeys(names, 0)
     last = {}
@@ -101,7 +109,7 @@ PENALISED = SamplingParams(
 
 
 def test_penalties_do_not_depend_on_cache_chunks_or_preemption() -> None:
-    prompts = [random_prompt(30 + number, seed=200 + number) for number in range(8)]
+    prompts = [random_prompt(8 + number, seed=200 + number) for number in range(12)]
     cold = [make_engine().generate([prompt], PENALISED)[0].token_ids for prompt in prompts]
     plain = [make_engine().generate([prompt], LONG)[0].token_ids for prompt in prompts]
     engine = make_engine()
@@ -130,7 +138,7 @@ def with_mate(mate: SamplingParams | None) -> list[int]:
 def test_a_seeded_text_depends_on_nothing_but_its_request() -> None:
     alone = with_mate(None)
     twice = token_lists(make_engine().generate([PROMPT, PROMPT], SEEDED))
-    others = [random_prompt(30 + number, seed=300 + number) for number in range(7)]
+    others = [random_prompt(8 + number, seed=300 + number) for number in range(11)]
     preempted, num_preemptions = preempted_run(SEEDED, [*others, PROMPT], tokens=160)
     assert num_preemptions >= 3
     assert [with_mate(UNSEEDED), with_mate(SEEDED), preempted[-1], *twice] == [alone] * 5
@@ -183,9 +191,9 @@ def test_no_policy_changes_an_answer(cold_answers: list[list[int]], policy: str)
 
 @pytest.mark.parametrize("mode", ["swap", "auto", "heuristic"])
 def test_swapped_answers_equal_those_of_a_big_pool(mode: str) -> None:
-    prompts = [random_prompt(30 + number, seed=100 + number) for number in range(8)]
+    prompts = [random_prompt(8 + number, seed=100 + number) for number in range(12)]
     expected, _ = preempted_run(LONG, prompts, tokens=4096)
-    engine = make_engine(tokens=160, preemption_mode=mode, num_host_pages=64)
+    engine = taught_short_answers(make_engine(tokens=160, preemption_mode=mode, num_host_pages=64))
     names = [engine.add_request(prompt, LONG) for prompt in prompts]
     answers = run_checked(engine, names)
     assert [answers[name] for name in names] == expected

@@ -12,6 +12,7 @@ from tests.runtime.engines import (
     make_engine,
     random_prompt,
     smollm2,
+    taught_short_answers,
     token_lists,
 )
 from trunkline.errors import TrunklineError
@@ -24,7 +25,8 @@ PAGE = 16
 
 def gsm8k_prompts() -> tuple[str, list[str]]:
     """Eight worked examples, and 64 questions, from GSM8K."""
-    rows = [json.loads(line) for line in (DATA / "gsm8k_8_train_64_test.jsonl").open(encoding="utf-8")]
+    lines = (DATA / "gsm8k_8_train_64_test.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = [json.loads(line) for line in lines]
     examples = "\n\n".join(
         f"Question: {row['question']}\nAnswer: {row['answer']}" for row in rows if row["split"] == "train"
     )
@@ -147,9 +149,9 @@ def test_prompt_logprobs_are_the_same_cold_and_warm(budget: int) -> None:
 
 def test_prompt_logprobs_survive_preemption() -> None:
     params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True, prompt_logprobs=0)
-    prompts = [random_prompt(30 + number, seed=500 + number) for number in range(8)]
+    prompts = [random_prompt(8 + number, seed=500 + number) for number in range(12)]
     expected = make_engine().generate(prompts, params)
-    engine = make_engine(tokens=160)
+    engine = taught_short_answers(make_engine(tokens=160))
     answers = engine.generate(prompts, params)
     assert engine.scheduler.stats().num_preemptions >= 3
     assert token_lists(answers) == token_lists(expected)

@@ -30,8 +30,8 @@ def theirs() -> LlamaForCausalLM:
 
 
 def questions() -> list[str]:
-    rows = [json.loads(line) for line in (DATA / "mt_bench_20.jsonl").open(encoding="utf-8")]
-    return [row["turns"][0] for row in rows]
+    lines = (DATA / "mt_bench_20.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line)["turns"][0] for line in lines]
 
 
 @torch.inference_mode()
