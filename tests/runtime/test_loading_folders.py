@@ -109,6 +109,44 @@ def test_an_architecture_nobody_runs_is_named_with_its_folder(tmp_path: Path) ->
         load_model(folder, dtype="float32", device="cpu")
 
 
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"rope_scaling": 3}, "can't be understood"),
+        ({"rms_norm_eps": "small"}, "can't be understood"),
+        ({"vocab_size": 10**12}, "there is no memory for the weights as torch.float32"),
+        ({"num_hidden_layers": 2}, "lacks model.layers.1"),
+    ],
+)
+def test_a_configuration_that_cannot_be_meant_is_one_line(tmp_path: Path, changes: Any, says: str) -> None:
+    folder = tiny.write_folder(tmp_path / "m", config=tiny.hf_config(**changes))
+
+    with pytest.raises(LoadError, match=rf"/m: .*{says}") as caught:
+        load_model(folder, dtype="float32", device="cpu")
+
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"added_tokens": [{"id": 0}]},
+        {"added_tokens": 5},
+        {"decoder": []},
+        {"post_processor": [1]},
+        {"decoder": None},
+    ],
+)
+def test_a_tokenizer_definition_that_cannot_be_meant_is_one_line(tmp_path: Path, changes: Any) -> None:
+    folder = tiny.write_folder(tmp_path / "m")
+    tiny.write_json(folder / "tokenizer.json", tiny.tokenizer_json() | changes)
+
+    with pytest.raises(LoadError, match=r"/m: .+") as caught:
+        load_tokenizer(folder)
+
+    assert "\n" not in str(caught.value)
+
+
 def test_recommended_sampling_settings_and_all_end_tokens_are_taken_over(tmp_path: Path) -> None:
     folder = tiny.write_folder(tmp_path / "m")
     generation = {"do_sample": True, "temperature": 0.6, "top_k": 20, "eos_token_id": [2, 0], "max_length": 9}
@@ -287,6 +325,18 @@ def test_a_dtype_or_device_that_cannot_be_is_refused_before_anything_is_read(
 ) -> None:
     with pytest.raises(ConfigError, match=says):
         load_model("/no/such/folder", dtype=dtype, device=device)
+
+
+@pytest.mark.parametrize(
+    ("stated", "expected"),
+    [
+        ({"torch_dtype": "float16"}, torch.float16),
+        ({"dtype": "float32"}, torch.float32),
+        ({}, torch.bfloat16),
+    ],
+)
+def test_auto_on_a_gpu_is_what_the_checkpoint_states(stated: dict[str, str], expected: torch.dtype) -> None:
+    assert loader._auto_dtype(stated, torch.device("cuda")) == expected
 
 
 @pytest.mark.parametrize(("native", "expected"), [(True, torch.bfloat16), (False, torch.float32)])

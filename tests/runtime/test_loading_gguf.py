@@ -248,7 +248,7 @@ def test_other_divisors_than_those_of_llama_3_are_refused(tmp_path: Path) -> Non
             "differs from layer to layer",
         ),
         ({"llama__rope__scaling__type": "longrope"}, UnknownArchitectureError, "'longrope' is not supported"),
-        ({"llama__block_count": 2}, LoadError, "lacks model.layers.1"),
+        ({"llama__block_count": 2}, LoadError, "'llama.block_count' is 2, but there are 1 layers"),
         ({"split__count": 3}, LoadError, "one part of a split GGUF model"),
         ({"tokenizer__ggml__model": "t5"}, TokenizerError, "tokenizer model 't5' is not supported"),
         ({"tokenizer__ggml__pre": "chameleon"}, TokenizerError, "pre-tokenizer 'chameleon' is not supported"),
