@@ -19,6 +19,7 @@ using Word = uint32_t;
 constexpr int kStripVecs = kWidth == 16 ? 4 : 2;  // 4 x 4 of 32 registers hold C, or 4 x 2 of 16
 constexpr int kStrip = kStripVecs * kWidth;
 constexpr int kStripRows = 4;
+constexpr int kMaxHeadDim = 512;
 
 constexpr int round_up(int x, int multiple) { return (x + multiple - 1) / multiple * multiple; }
 

@@ -29,55 +29,84 @@ struct TileRows {
   }
 };
 
+template <class Math, class T>
+inline Bits load_all_words(const T* p) {
+  if constexpr (Math::kPerWord == 1) return bit_cast<Bits>(load(p));
+  Bits words;
+  memcpy(&words, p, sizeof(words));
+  return words;
+}
+
 // kWidth words of a row from word `first`; what lies behind head_dim is zero.
 template <class Math, class T>
 inline Bits load_words(const T* row, int first, int head_dim) {
   const int left = head_dim - first * Math::kPerWord;
-  if constexpr (Math::kPerWord == 1) {
-    return bit_cast<Bits>(left >= kWidth ? load(row + first) : left > 0 ? load_first(row + first, left) : Vec{});
-  } else {
-    Bits words = {};
-    const int count = left < 2 * kWidth ? left : 2 * kWidth;
-    if (count == 2 * kWidth)
-      memcpy(&words, row + 2 * first, sizeof(words));
-    else if (count > 0)
-      memcpy(&words, row + 2 * first, sizeof(T) * static_cast<size_t>(count));
-    return words;
-  }
+  if (left >= kWidth * Math::kPerWord) return load_all_words<Math>(row + first * Math::kPerWord);
+  T part[kWidth * Math::kPerWord] = {};
+  if (left > 0) memcpy(part, row + first * Math::kPerWord, sizeof(T) * static_cast<size_t>(left));
+  return load_all_words<Math>(part);
 }
 
 template <class Math, class T>
 inline void pack_keys(const TileRows<T>& keys, int head_dim, int tokens, const Panel& panel) {
+  const int words = panel.words, whole_words = head_dim / Math::kPerWord;
   for (int token = 0; token < tokens; token += kWidth) {
+    Word* const column = panel.at(0, token);
+    const int stride = panel.strip_cols(token);
     for (int i = 0; i < kWidth; ++i) keys.prefetch_next(token + i, head_dim);
-    for (int word = 0; word < panel.words; word += kWidth) {
+    for (int word = 0; word < words; word += kWidth) {
       Bits square[kWidth];
-      for (int i = 0; i < kWidth; ++i)
-        square[i] = token + i < keys.valid ? load_words<Math>(keys.row(token + i), word, head_dim) : Bits{};
+      if (token + kWidth <= keys.valid && word + kWidth <= whole_words) {
+#pragma GCC unroll 16
+        for (int i = 0; i < kWidth; ++i)
+          square[i] = load_all_words<Math>(keys.row(token + i) + word * Math::kPerWord);
+      } else {
+        for (int i = 0; i < kWidth; ++i)
+          square[i] = token + i < keys.valid ? load_words<Math>(keys.row(token + i), word, head_dim) : Bits{};
+      }
       transpose(square);
-      const int rows = panel.words - word < kWidth ? panel.words - word : kWidth;
-      for (int i = 0; i < rows; ++i) memcpy(panel.at(word + i, token), &square[i], sizeof(Bits));
+      Word* const to = column + static_cast<ptrdiff_t>(word) * stride;
+      if (word + kWidth <= words) {
+#pragma GCC unroll 16
+        for (int i = 0; i < kWidth; ++i) memcpy(to + i * stride, &square[i], sizeof(Bits));
+      } else {
+        for (int i = 0; word + i < words; ++i) memcpy(to + i * stride, &square[i], sizeof(Bits));
+      }
     }
   }
 }
 
-template <class T>
-inline Vec load_value(const TileRows<T>& values, int token, int col, int head_dim) {
-  if (token >= values.valid) return Vec{};
-  const T* p = values.row(token) + col;
-  return col + kWidth <= head_dim ? load(p) : load_first(p, head_dim - col);
+// Columns [col, col + kWidth) of a word's tokens.
+template <class Math, class T>
+inline Bits value_words(const T* const (&rows)[2], int col) {
+  if constexpr (Math::kPerWord == 1)
+    return bit_cast<Bits>(load(rows[0] + col));
+  else
+    return interleave(rows[0] + col, rows[1] + col);
 }
 
 template <class Math, class T>
 inline void pack_values(const TileRows<T>& values, int head_dim, int tokens, const Panel& panel) {
+  static const T zeros[kMaxHeadDim + kWidth] = {};
+  const int cols = panel.cols;
   for (int token = 0; token < tokens; token += Math::kPerWord) {
-    for (int i = 0; i < Math::kPerWord; ++i) values.prefetch_next(token + i, head_dim);
-    for (int col = 0; col < panel.cols; col += kWidth) {
-      Bits row = bit_cast<Bits>(load_value(values, token, col, head_dim));
-      // A bfloat16 that was widened to a float has its bits in the upper half.
-      if constexpr (Math::kPerWord == 2)
-        row = (row >> 16) | bit_cast<Bits>(load_value(values, token + 1, col, head_dim));
-      memcpy(panel.at(token / Math::kPerWord, col), &row, sizeof(Bits));
+    const T* rows[2];
+    T parts[2][kWidth] = {};
+    const T* part_rows[2];
+    const int whole = head_dim / kWidth * kWidth;
+    for (int i = 0; i < Math::kPerWord; ++i) {
+      values.prefetch_next(token + i, head_dim);
+      rows[i] = token + i < values.valid ? values.row(token + i) : zeros;
+      if (whole < cols) memcpy(parts[i], rows[i] + whole, sizeof(T) * static_cast<size_t>(head_dim - whole));
+      part_rows[i] = parts[i];
+    }
+    for (int first = 0; first < cols; first += kStrip) {
+      Word* const to = panel.at(token / Math::kPerWord, first);
+      for (int col = 0; col < panel.strip_cols(first); col += kWidth) {
+        const Bits words =
+            first + col < whole ? value_words<Math>(rows, first + col) : value_words<Math>(part_rows, 0);
+        memcpy(to + col, &words, sizeof(words));
+      }
     }
   }
 }

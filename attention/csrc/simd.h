@@ -172,6 +172,14 @@ inline Vec tanh(Vec x) {
   return x < splat(0.0f) ? -t : t;
 }
 
+// Pairs of bfloat16, the lower half of each from `low`.
+inline Bits interleave(const bf16* low, const bf16* high) {
+  Halves a, b;
+  memcpy(&a, low, sizeof(a));
+  memcpy(&b, high, sizeof(b));
+  return __builtin_convertvector(a, Bits) | (__builtin_convertvector(b, Bits) << 16);
+}
+
 // Fetches `count` elements that will be read soon.
 template <class T>
 inline void prefetch(const T* p, int count) {
