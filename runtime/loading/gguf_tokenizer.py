@@ -94,7 +94,6 @@ def tokenizer_spec(file: GGUFFile) -> TokenizerSpec:
     definition["added_tokens"] = [
         added_token(id, tokens[id], special=id in control_ids) for id in sorted(added_ids)
     ]
-    template = file.metadata.get("tokenizer.chat_template")
 
     def name(role: str) -> str | None:
         id = named[role]
@@ -108,14 +107,30 @@ def tokenizer_spec(file: GGUFFile) -> TokenizerSpec:
         eos=name("eos"),
         pad=name("padding"),
         unk=name("unknown"),
-        # llama.cpp adds BOS to SentencePiece vocabularies that don't say otherwise.
-        add_bos=bool(
-            file.metadata.get(
-                "tokenizer.ggml.add_bos_token", file.metadata.get("tokenizer.ggml.model") == "llama"
-            )
-        ),
-        chat_templates={"default": template} if template else {},
+        add_bos=_adds_bos(file),
+        chat_templates=_chat_templates(file),
     )
+
+
+def _adds_bos(file: GGUFFile) -> bool:
+    """What the file says, else what llama.cpp does for its kind of tokenizer."""
+    usual = file.metadata.get("tokenizer.ggml.model") == "llama" or _pre_tokenizer(file) in _WHOLE_WORDS_FIRST
+    return bool(file.metadata.get("tokenizer.ggml.add_bos_token", usual))
+
+
+def _chat_templates(file: GGUFFile) -> dict[str, str]:
+    key = "tokenizer.chat_template"
+    named = {
+        name.removeprefix(f"{key}."): str(source)
+        for name, source in file.metadata.items()
+        if name.startswith(f"{key}.")
+    }
+    return named | ({"default": str(file.metadata[key])} if file.metadata.get(key) else {})
+
+
+def _pre_tokenizer(file: GGUFFile) -> str:
+    given = str(file.metadata.get("tokenizer.ggml.pre", "default"))
+    return _ALIASES.get(given, given)
 
 
 def _definition(file: GGUFFile, tokens: list[str], kinds: list[int]) -> _Json:
@@ -128,11 +143,10 @@ def _definition(file: GGUFFile, tokens: list[str], kinds: list[int]) -> _Json:
 
 
 def _byte_level_bpe(file: GGUFFile, tokens: list[str]) -> _Json:
-    given = file.metadata.get("tokenizer.ggml.pre", "default")
-    pre = _ALIASES.get(given, given)
+    pre = _pre_tokenizer(file)
     if pre not in _PRE_TOKENIZERS:
         known = ", ".join(sorted([*_PRE_TOKENIZERS, *_ALIASES]))
-        raise TokenizerError(f"{file.path}: pre-tokenizer {given!r} is not supported ({known} are)")
+        raise TokenizerError(f"{file.path}: pre-tokenizer {pre!r} is not supported ({known} are)")
     return {
         "model": {
             "type": "BPE",
@@ -140,7 +154,7 @@ def _byte_level_bpe(file: GGUFFile, tokens: list[str]) -> _Json:
             "merges": _entries(file, "merges"),
             "ignore_merges": pre in _WHOLE_WORDS_FIRST,
         },
-        "normalizer": {"type": "NFC"} if given == "qwen2" else None,
+        "normalizer": {"type": "NFC"} if file.metadata.get("tokenizer.ggml.pre") == "qwen2" else None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": list(_PRE_TOKENIZERS[pre])},
         "decoder": _byte_level(use_regex=True),
     }

@@ -35,6 +35,8 @@ _IN_LAYER = {
     "ffn_down": "mlp.down_proj",
 }
 _LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
+_ROTATED = re.compile(r"\.([qk])_proj\.(weight|bias)$")
+_ROTATED_HEADS = {"q": "num_attention_heads", "k": "num_key_value_heads"}
 # Not weights: the configuration holds what it says (see gguf_config).
 _FOLDED = frozenset({"rope_freqs.weight"})
 
@@ -50,10 +52,13 @@ def weights(file: GGUFFile, config: Mapping[str, Any]) -> Iterator[tuple[str, to
             continue
         name = hf_name(file, tensor.name)
         values = _dequantised(file, tensor)
-        if file.architecture == "llama" and name.endswith(("q_proj.weight", "q_proj.bias")):
-            values = _unpermuted(values, config["num_attention_heads"])
-        elif file.architecture == "llama" and name.endswith(("k_proj.weight", "k_proj.bias")):
-            values = _unpermuted(values, config["num_key_value_heads"])
+        if file.architecture == "llama" and (match := _ROTATED.search(name)):
+            num_heads = config[_ROTATED_HEADS[match[1]]]
+            if values.shape[0] % (2 * num_heads):
+                raise LoadError(
+                    f"{file.path}: {tensor.name!r} has {values.shape[0]} rows, no whole {num_heads} heads"
+                )
+            values = _unpermuted(values, num_heads)
         yield name, values
 
 

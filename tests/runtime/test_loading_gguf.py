@@ -279,6 +279,15 @@ def test_a_tensor_of_no_known_layer_is_refused_by_name(tmp_path: Path) -> None:
         read_weights(path)
 
 
+def test_queries_that_are_no_whole_heads_are_refused_by_name(tmp_path: Path) -> None:
+    tensors = tiny.as_llama_cpp(tiny.hf_weights())
+    tensors["blk.0.attn_q.weight"] = tensors["blk.0.attn_q.weight"][:-1]
+    path = tiny.write_gguf(tmp_path / "m.gguf", tensors=tensors)
+
+    with pytest.raises(LoadError, match=r"m\.gguf: 'blk\.0\.attn_q\.weight' has 255 rows, no whole 4 heads"):
+        read_weights(path)
+
+
 def test_a_file_cut_anywhere_is_called_truncated(tmp_path: Path) -> None:
     whole = tiny.write_gguf(tmp_path / "m.gguf").read_bytes()
     cut = tmp_path / "cut.gguf"

@@ -150,6 +150,26 @@ def test_without_a_prefix_space_text_begins_as_it_is_written(tmp_path: Path) -> 
     assert tokenizer.decode(tokenizer.encode(" the")) == " the"
 
 
+@pytest.mark.parametrize(
+    ("pre", "stated", "adds"),
+    [("llama-bpe", None, True), ("llama-bpe", False, False), ("qwen2", None, False), ("qwen2", True, True)],
+)
+def test_a_file_that_does_not_say_whether_to_add_a_bos_is_treated_as_its_kind_is(
+    tmp_path: Path, pre: str, stated: bool | None, adds: bool
+) -> None:
+    values = tiny.metadata(tokenizer__ggml__pre=pre, tokenizer__ggml__add_bos_token=stated)
+
+    assert load_tokenizer(tiny.write_gguf(tmp_path / "m.gguf", values)).add_bos == adds
+
+
+def test_further_chat_templates_are_known_by_their_names(tmp_path: Path) -> None:
+    values = tiny.metadata(tokenizer__chat_template__tool_use="{{ tools | length }} tools")
+    tokenizer = load_tokenizer(tiny.write_gguf(tmp_path / "m.gguf", values))
+
+    assert tokenizer.render_chat([], tools=[{}, {}]).text == "2 tools"
+    assert tokenizer.render_chat([]).text == "<|im_start|>assistant\n"
+
+
 def test_a_generation_also_ends_at_the_token_that_ends_a_turn(tmp_path: Path) -> None:
     unsaid = tiny.metadata(tokenizer__ggml__eos_token_id=0)
     said = tiny.metadata(tokenizer__ggml__eos_token_id=0, tokenizer__ggml__eot_token_id=1)
