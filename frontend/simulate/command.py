@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from click.core import ParameterSource
 from rich.console import Console
 
 from trunkline import __version__
@@ -22,7 +20,7 @@ from trunkline.scheduler.workload import GeneratorConfig, Workload, generate
 from .article import ASSUMPTIONS, article_remarks, article_table, simulate_article
 from .machine import calibrate_from_file, resolve_model
 from .report import LateProgress, report_table, to_json
-from .setup import Setup, parse_assignment
+from .setup import Setup, default_page_size, parse_assignment
 from .traces import read_trace
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -46,7 +44,9 @@ def simulate(
     kv_cache_tokens: Annotated[
         int | None, typer.Option(help="Tokens of KV cache, instead of what fits.")
     ] = None,
-    page_size: Annotated[int, typer.Option(help="Tokens in a page; larger ones simulate faster.")] = 64,
+    page_size: Annotated[
+        int | None, typer.Option(help="Tokens in a page; by the workload if absent.")
+    ] = None,
     eviction_policy: Annotated[str, typer.Option(help="lru, lfu, slru, fifo, priority or gdsf.")] = "lru",
     rate: Annotated[
         float | None, typer.Option(help="Poisson arrivals a second, instead of the trace's.")
@@ -90,7 +90,9 @@ def simulate(
         return
     shape = scaled(resolve_model(model), weight_bits, kv_bits)
     base = SchedulerConfig() if config is None else SchedulerConfig.from_yaml(config)
-    roofline = Roofline(shape, find_device(device), page_size)
+    machine = find_device(device)
+    requests = _Arrivals(rate, speed, limit, seed).read(workload)
+    roofline = Roofline(shape, machine, default_page_size(requests) if page_size is None else page_size)
     typed: dict[str, Any] = {
         "scheduling_policy": policy,
         "batching": batching,
@@ -106,15 +108,14 @@ def simulate(
     for text in settings or ():
         changes |= parse_assignment(text)
     setup = Setup(roofline, base, eviction_policy, kv_cache_tokens, memory_utilisation, asked_tokens)
-    arrivals = _Arrivals(rate, speed, limit, seed)
-    _run(output, arrivals.read(workload), setup.changed(changes), compare, calibration)
+    _run(output, requests, setup.changed(changes), compare, calibration)
 
 
 def _refuse_other_options(context: typer.Context) -> None:
     """The article's simulation is fixed, so that its table is the same for everybody."""
     for name in context.params:
-        typed = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
-        if typed and name not in ("workload", "json_file"):
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE" and name not in ("workload", "json_file"):
             raise ConfigError(f"simulate article takes no option but --json, got --{name.replace('_', '-')}")
 
 
@@ -160,7 +161,7 @@ class _Output:
     console: Console
     json_file: str | None
 
-    def write(self, document: Mapping[str, Any]) -> None:
+    def write(self, document: dict[str, Any]) -> None:
         if self.json_file is None:
             return
         text = to_json({"trunkline": __version__} | document)

@@ -49,7 +49,7 @@ class Setup:
     @property
     def num_pages(self) -> int:
         """Pages of the KV cache. Raises ConfigError when there is room for none."""
-        size = self.roofline.page_size
+        size = RadixConfig(page_size=self.roofline.page_size).page_size
         if self.kv_tokens is None:
             return kv_pages(self.model, self.roofline.device, size, self.utilisation)
         if self.kv_tokens < size:
@@ -59,7 +59,7 @@ class Setup:
     def simulate(self, workload: Workload, progress: Progress | None = None) -> SimulationReport:
         """Serve the workload with a fresh cache and scheduler."""
         pool = PagePool(self.num_pages, self.roofline.page_size)
-        cache = PrefixCache(pool, RadixConfig(self.roofline.page_size, self.eviction_policy))
+        cache = PrefixCache(pool, RadixConfig(page_size=pool.page_size, eviction_policy=self.eviction_policy))
         scheduler = Scheduler(cache, self.scheduler)
         return Simulation(workload, scheduler, pool, self.roofline, self.asked_tokens).run(progress)
 
@@ -103,11 +103,17 @@ class Setup:
             setup = replace(setup, eviction_policy=str(rest.pop("eviction_policy")))
         if "page_size" in rest:
             size = rest.pop("page_size")
-            if not isinstance(size, int) or size < 1:
-                raise ConfigError(f"page_size must be an integer of at least 1, not {size!r}")
+            if not isinstance(size, int):
+                raise ConfigError(f"page_size must be an integer, not {size!r}")
             setup = replace(setup, roofline=Roofline(setup.model, setup.roofline.device, size))
         known = {name.name: getattr(setup.scheduler, name.name) for name in fields(SchedulerConfig)}
         return replace(setup, scheduler=SchedulerConfig.from_mapping(known | rest))
+
+
+def default_page_size(workload: Workload) -> int:
+    """The engine's 16 tokens, or more where the trace knows about sharing in larger blocks only (at most 256)."""
+    block_size = workload.block_size or 1
+    return max(16, min(256, block_size & -block_size))
 
 
 def parse_assignment(text: str) -> dict[str, Any]:

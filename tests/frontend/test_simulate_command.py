@@ -18,11 +18,12 @@ from trunkline.frontend.simulate.article import (
 from trunkline.frontend.simulate.command import app
 from trunkline.frontend.simulate.machine import resolve_model
 from trunkline.frontend.simulate.report import LateProgress
-from trunkline.frontend.simulate.setup import Setup, parse_assignment
+from trunkline.frontend.simulate.setup import Setup, default_page_size, parse_assignment
 from trunkline.scheduler.config import SchedulerConfig
 from trunkline.scheduler.hardware import DEVICES, MODELS
 from trunkline.scheduler.roofline import Roofline
 from trunkline.scheduler.simulation_report import SimulationReport
+from trunkline.scheduler.workload import Workload
 
 CONFIG = {
     "hidden_size": 576,
@@ -186,6 +187,7 @@ def test_calibration_replaces_the_presets_and_states_its_error(tmp_path: Path) -
         (("generate", "--set", "max_num_seqs"), "expected name=value, got 'max_num_seqs'"),
         (("generate", "--set", "max_seqs=3"), "did you mean max_num_seqs?"),
         (("generate", "--page-size", "0"), "page_size must be"),
+        (("generate", "--compare", "page_size=x"), "page_size must be an integer, not 'x'"),
         (("generate", "--kv-cache-tokens", "3"), "smaller than a page"),
         (("generate", "--model", "Llama-3.1-70B"), "leaves no page for keys and values"),
         (("article", "--device", "H100"), "takes no option but --json, got --device"),
@@ -193,6 +195,11 @@ def test_calibration_replaces_the_presets_and_states_its_error(tmp_path: Path) -
 )
 def test_what_makes_no_sense_is_refused_by_name(arguments: tuple[str, ...], message: str) -> None:
     assert message in str(refusal(*arguments))
+
+
+@pytest.mark.parametrize(("block_size", "page_size"), [(None, 16), (1, 16), (64, 64), (512, 256), (48, 16)])
+def test_page_size_follows_what_the_workload_knows(block_size: int | None, page_size: int) -> None:
+    assert default_page_size(Workload("w", (), block_size)) == page_size
 
 
 def test_variants_leave_the_rest_as_it_was() -> None:
@@ -268,16 +275,11 @@ def test_progress_bar_shows_up_after_two_seconds() -> None:
 def test_article_is_simulated_and_its_contradictions_are_stated() -> None:
     reports: dict[str, dict[int, SimulationReport]] = {}
     for row in ROWS:
-        workload = article_workload(row.concurrency).head(2 * 12)
+        workload = article_workload(row.concurrency).head(12)
         reports[row.name] = {bits: article_setup(row, bits).simulate(workload) for bits in (16, 8, 4)}
     table = article_table(reports)
-    assert [str(column.header) for column in table.columns][2:] == [
-        "article",
-        "16-bit weights",
-        "8-bit weights",
-        "4-bit weights",
-    ]
-    assert next(iter(table.columns[2].cells)) == "1,842"
+    assert [str(column.header) for column in table.columns][1:] == ["article", "16 bit", "8 bit", "4 bit"]
+    assert "1,842" in table.columns[1].cells
     remarks = "\n".join(article_remarks(reports))
     assert "34.1 ms at 16 bit" in remarks
     assert (
