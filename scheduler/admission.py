@@ -62,6 +62,8 @@ class Admission:
                 case Verdict.ADMITTED:
                     for skipped in no_memory:
                         skipped.overtaken += 1
+                    if any(skipped.overtaken >= self._config.max_overtakes for skipped in no_memory):
+                        return
                 case Verdict.PARKED:
                     num_parked += 1
                 case Verdict.MADE_ROOM:
@@ -112,10 +114,13 @@ class Admission:
                 yield victim
 
     def _consider(self, state: RequestState, draft: StepDraft) -> Verdict:
-        if state.status is Status.WAITING and self._park(state, state.matched_pages):
-            return Verdict.PARKED
+        known = state.matched_pages
+        if state.status is Status.WAITING and (known + 1) * self._page_size <= state.reuse_limit:
+            # The usual case is clear without a match: a whole page that is of use is being computed.
+            if self._park(state, known, known * self._page_size):
+                return Verdict.PARKED
         match = self._match(state, state.reuse_limit)
-        if self._park(state, len(match.pages)):
+        if self._park(state, len(match.pages), match.num_tokens):
             return Verdict.PARKED
         verdict = self._admit_with(match, state, draft)
         if verdict is Verdict.NO_MEMORY and match.partial_page is not None:
@@ -126,10 +131,13 @@ class Admission:
             return Verdict.MADE_ROOM
         return verdict
 
-    def _park(self, state: RequestState, num_pages: int) -> bool:
-        """Let a candidate wait for the page behind its first `num_pages`, if somebody is computing that."""
+    def _park(self, state: RequestState, num_pages: int, num_cached: int) -> bool:
+        """Let a candidate wait for the page behind its first `num_pages`, if somebody computes it.
+
+        Not if it gains nothing over the `num_cached` tokens that it could read now.
+        """
         owner = self._lives.in_flight.owner_of(state, num_pages)
-        if owner is None or num_pages * self._page_size >= state.reuse_limit:
+        if owner is None or min((num_pages + 1) * self._page_size, state.reuse_limit) <= num_cached:
             return False
         self._lives.park(state, owner, num_pages)
         return True

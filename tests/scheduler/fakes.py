@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 
@@ -163,5 +164,5 @@ def make_request(
 ) -> Request:
     """A request; an integer prompt is a length, with tokens that depend on the id."""
     if isinstance(prompt, int):
-        prompt = make_tokens(prompt, sum(request_id.encode()) * 1009 + len(request_id))
+        prompt = make_tokens(prompt, crc32(request_id.encode()))
     return Request(request_id, prompt, max_new_tokens, **fields)
