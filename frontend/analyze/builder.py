@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 
 from .canonical import number_blocks
 from .errors import InputError
-from .labels import Int32Array, LabelBuilder
+from .labels import LabelBuilder
 from .lines import BadRecord, Skips
-from .trace import Float64Array, Int64Array, TokenText, Trace
+from .trace import TokenText, Trace
+from .types import Float64Array, Int32Array, Int64Array
 
 NAN = float("nan")
 LABELS = ("namespace", "tenant", "model", "session", "call_site")
@@ -78,7 +79,9 @@ class TraceBuilder:
     def build(self, tokenizer: str = "", decode: Any = None) -> Trace:
         """The trace. Raises InputError when no request is left."""
         if not self._records:
-            why = "; ".join(f"line {skip['first_line']}: {skip['reason']}" for skip in self.skips.describe()[:3])
+            why = "; ".join(
+                f"line {skip['first_line']}: {skip['reason']}" for skip in self.skips.describe()[:3]
+            )
             raise InputError(f"{self.name}: no request could be read{f' ({why})' if why else ''}")
         order = self._order()
         records = [self._records[index] for index in order.tolist()]
@@ -92,7 +95,9 @@ class TraceBuilder:
         else:
             names = stored
         blocks, num_distinct = number_blocks(names, indptr, roots)
-        content = _content(names, indptr, blocks, num_distinct) if len(labels["namespace"].names) > 1 else None
+        content = (
+            _content(names, indptr, blocks, num_distinct) if len(labels["namespace"].names) > 1 else None
+        )
         times = _column(records, "time")
         begin = float(np.nanmin(times)) if np.isfinite(times).any() and self.has_one_clock else 0.0
         lookups = _lookups(records, indptr, self.block_size)
@@ -146,7 +151,9 @@ class TraceBuilder:
         return (f"{self._num_reused_ids:,} request ids are used again; the later ones carry #2, #3, ...",)
 
 
-def page_names(tokens: Int32Array, indptr: Int64Array, page_size: int) -> tuple[NDArray[np.int32], Int64Array]:
+def page_names(
+    tokens: Int32Array, indptr: Int64Array, page_size: int
+) -> tuple[NDArray[np.int32], Int64Array]:
     """Every whole page of each sequence as a number for its tokens (equal tokens, equal number), and new indptr."""
     lengths = np.diff(indptr)
     pages = lengths // page_size
@@ -158,31 +165,6 @@ def page_names(tokens: Int32Array, indptr: Int64Array, page_size: int) -> tuple[
     rows = table.view(np.dtype((np.void, 4 * page_size))).ravel()
     _, numbers = np.unique(rows, return_inverse=True)
     return numbers.astype(np.int32), page_indptr
-
-
-def exact_seen_tokens(text: TokenText, roots: Int32Array) -> tuple[Int64Array, Int64Array]:
-    """How many leading tokens of each sequence an earlier one of its namespace had, and which one that was.
-
-    The second array has -1 where nothing was shared. O(tokens log tokens).
-    """
-    lengths = np.diff(text.indptr)
-    if not len(text.tokens):
-        return np.zeros(len(lengths), np.int64), np.full(len(lengths), -1, np.int64)
-    numbers, _ = number_blocks(text.tokens.astype(np.int64), text.indptr, roots)
-    owner_of_token = np.repeat(np.arange(len(lengths)), lengths)
-    latest = _owners(numbers, owner_of_token)
-    seen = np.bincount(owner_of_token[latest < owner_of_token], minlength=len(lengths)).astype(np.int64)
-    sibling = np.full(len(lengths), -1, dtype=np.int64)
-    shared = seen > 0
-    sibling[shared] = latest[text.indptr[:-1][shared] + seen[shared] - 1]
-    return seen, sibling
-
-
-def _owners(numbers: Int32Array, owner_of_token: Int64Array) -> Int64Array:
-    """For each token the first sequence that had its prefix."""
-    first = np.zeros(int(numbers.max()) + 1, dtype=np.int64)
-    first[numbers[::-1]] = owner_of_token[::-1]
-    return first[numbers]
 
 
 def _content(names: NDArray[Any], indptr: Int64Array, blocks: Int32Array, num_distinct: int) -> Int32Array:
@@ -217,4 +199,3 @@ def _column(records: Iterable[Record], name: str) -> Float64Array:
 
 def _counts(records: Iterable[Record], name: str) -> Int64Array:
     return np.array([getattr(record, name) for record in records], dtype=np.int64)
-

@@ -7,10 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .labels import Int32Array
-from .trace import Int64Array
-
-UInt64Array = NDArray[np.uint64]
+from .types import Int32Array, Int64Array, UInt64Array
 
 # Below this many times the number of blocks, names are used as indices instead of being sorted.
 _DENSE_FACTOR = 4

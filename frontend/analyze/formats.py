@@ -132,7 +132,9 @@ def read_dynamo(builder: TraceBuilder, row: Mapping[str, Any], number: int, unit
             num_output_tokens=count(request, "output_tokens"),
             time=arrived,
             first_token_time=arrived + seconds(request, "ttft_ms", 0.001) if "ttft_ms" in request else NAN,
-            end_time=arrived + seconds(request, "total_time_ms", 0.001) if "total_time_ms" in request else NAN,
+            end_time=arrived + seconds(request, "total_time_ms", 0.001)
+            if "total_time_ms" in request
+            else NAN,
             blocks=fitting(names(replay, "input_sequence_hashes"), length, builder.block_size),
             reported_cached=count(request, "cached_tokens") if "cached_tokens" in request else -1,
             labels={"model": str(request.get("model", "")), "session": session},

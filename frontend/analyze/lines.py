@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-import msgspec
-
 from .errors import InputError
 
 _GZIP = b"\x1f\x8b"
@@ -73,7 +71,7 @@ class Source:
 
     def _open(self) -> IO[bytes]:
         raw: IO[bytes] = sys.stdin.buffer if self.is_stdin else self.path.open("rb")
-        stream = io.BufferedReader(raw, 1 << 20)  # type: ignore[type-var]
+        stream = io.BufferedReader(raw, 1 << 20)
         if stream.peek(2)[:2] == _GZIP:
-            return io.BufferedReader(gzip.GzipFile(fileobj=stream), 1 << 20)  # type: ignore[type-var]
+            return io.BufferedReader(gzip.GzipFile(fileobj=stream), 1 << 20)
         return stream

@@ -210,7 +210,9 @@ def _nothing(source: Source) -> InputError:
     skips = source.skips.describe()
     if not skips:
         return InputError(f"{source.name}: has no lines")
-    return InputError(f"{source.name}, line {skips[0]['first_line']}: {skips[0]['reason']}; nothing else is there")
+    return InputError(
+        f"{source.name}, line {skips[0]['first_line']}: {skips[0]['reason']}; nothing else is there"
+    )
 
 
 def _doubted(trace: Trace) -> Trace:
@@ -224,7 +226,5 @@ def _doubted(trace: Trace) -> Trace:
     rate = trace.total_tokens / span if span else float("inf")
     if span and rate <= _BUSIEST_TOKENS_PER_SECOND and span / len(known) <= _QUIETEST_SECONDS_PER_REQUEST:
         return trace
-    note = (
-        f"doubtful times: {len(known):,} requests in {span:,.1f} s; if that is the wrong unit, say --time-unit"
-    )
+    note = f"doubtful times: {len(known):,} requests in {span:,.1f} s; if that is the wrong unit, say --time-unit"
     return replace(trace, notes=(*trace.notes, note))

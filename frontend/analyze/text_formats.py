@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -14,8 +14,8 @@ from trunkline.errors import TrunklineError
 from trunkline.runtime.loading import Tokenizer
 
 from .builder import NAN, Record, TraceBuilder
-from .labels import Int32Array
 from .lines import BadRecord
+from .types import Int32Array
 
 _SHAREGPT_ROLES = {
     **dict.fromkeys(("human", "user", "prompter"), "user"),
@@ -82,7 +82,9 @@ class TextReader:
         if call.tools and _tool_name(call.tools[0]) not in prompt.text:
             # The template leaves tools out; a server for tool calls puts them first.
             if not self._noted_tools:
-                builder.notes.append("the chat template has no place for tools; they are put before the prompt")
+                builder.notes.append(
+                    "the chat template has no place for tools; they are put before the prompt"
+                )
                 self._noted_tools = True
             return np.concatenate([self._tokenizer.encode(_tools_text(call.tools)), prompt.ids])
         return prompt.ids
@@ -112,7 +114,7 @@ def calls_of(row: Mapping[str, Any], number: int) -> Iterator[Call]:
     elif (messages := request.get("messages")) is not None:
         _require_messages(messages)
         answer = _answer(row)
-        if not answer and messages and messages[-1].get("role") == "assistant":
+        if not answer and _is_recorded(row, messages):
             yield from _conversation(messages, base)
         else:
             yield replace(base, messages=messages, answer=answer)
@@ -128,10 +130,20 @@ def _conversation(messages: Sequence[Mapping[str, Any]], base: Call) -> Iterator
         if message["role"] == "assistant" and index:
             labels = {**base.labels, "session": session}
             answer = _plain(message)["content"]
-            yield replace(base, id=f"{base.id}/{turn}", messages=messages[:index], answer=answer, labels=labels)
+            yield replace(
+                base, id=f"{base.id}/{turn}", messages=messages[:index], answer=answer, labels=labels
+            )
             turn += 1
     if messages and not turn:
         yield replace(base, messages=messages)
+
+
+def _is_recorded(row: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the messages are a whole conversation rather than what one call was asked."""
+    if messages[-1].get("role") == "assistant":
+        return True
+    is_request = "model" in row or _request(row) is not row
+    return not is_request and any(message["role"] == "assistant" for message in messages)
 
 
 def _request(row: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -198,7 +210,7 @@ def _seconds(value: Any) -> float:
             date = datetime.fromisoformat(value.strip())
         except ValueError:
             raise BadRecord("its time is neither a number nor an ISO date") from None
-        return (date if date.tzinfo else date.replace(tzinfo=timezone.utc)).timestamp()
+        return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e20:
         raise BadRecord("its time is neither a number nor an ISO date")
     return float(value) * next((unit for limit, unit in _UNITS if value >= limit), 1.0)

@@ -7,12 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from .labels import Int32Array, Labels
-
-Int64Array = NDArray[np.int64]
-Float64Array = NDArray[np.float64]
+from .labels import Labels
+from .paths import first_new, num_seen
+from .types import Float64Array, Int32Array, Int64Array
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -101,18 +99,12 @@ class Trace:
 
     def first_new_block(self) -> Int64Array:
         """For each request the number that the next new block would have gotten: blocks below it are old."""
-        lengths = np.diff(self.indptr)
-        last = np.full(len(self), -1, dtype=np.int64)
-        filled = lengths > 0
-        # New blocks end a path and have the highest numbers, so the last block tells how many there are.
-        last[filled] = self.blocks[self.indptr[1:][filled] - 1]
-        before = np.maximum.accumulate(np.concatenate([[-1], last]))[:-1]
-        return before + 1
+        return first_new(self.blocks, self.indptr)
 
     def seen_blocks(self) -> Int64Array:
         """How many leading blocks of each request's path an earlier request had."""
-        lengths = np.diff(self.indptr)
-        base = self.first_new_block()
-        last = np.full(len(self), -1, dtype=np.int64)
-        last[lengths > 0] = self.blocks[self.indptr[1:][lengths > 0] - 1]
-        return lengths - np.maximum(0, last - base + 1)
+        return num_seen(self.blocks, self.indptr)
+
+    def seen_lookups(self) -> Int64Array:
+        """The same of what is looked up: the hits of a cache that forgets nothing."""
+        return np.minimum(self.seen_blocks(), self.num_lookup_blocks)
