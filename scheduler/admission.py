@@ -115,10 +115,10 @@ class Admission:
 
     def _consider(self, state: RequestState, draft: StepDraft) -> Verdict:
         known = state.matched_pages
-        if state.status is Status.WAITING and (known + 1) * self._page_size <= state.reuse_limit:
-            # The usual case is clear without a match: a whole page that is of use is being computed.
-            if self._park(state, known, known * self._page_size):
-                return Verdict.PARKED
+        is_useful = state.status is Status.WAITING and (known + 1) * self._page_size <= state.reuse_limit
+        # The usual case is clear without a match: a whole page that is of use is being computed.
+        if is_useful and self._park(state, known, known * self._page_size):
+            return Verdict.PARKED
         match = self._match(state, state.reuse_limit)
         if self._park(state, len(match.pages), match.num_tokens):
             return Verdict.PARKED

@@ -175,10 +175,13 @@ class Scheduler:
         if self._outstanding is None or self._outstanding[0] is not plan:
             raise PlanError(f"update() got the plan of step {plan.step}, which is not the one in flight")
         draft = self._outstanding[1]
-        for scheduled, state in zip(plan.scheduled, draft.chosen, strict=True):
-            lacks = scheduled.samples and not result.tokens.get(scheduled.id)
-            if lacks and state.ending is None and scheduled.id not in result.failed:
-                raise PlanError(f"the result of step {plan.step} has no token for request {scheduled.id!r}")
+        tokens = result.tokens
+        lacking = [s.id for s in plan.scheduled if s.samples and not tokens.get(s.id)]
+        if lacking:
+            ended = {state.id for state in draft.chosen if state.ending is not None}
+            for request_id in lacking:
+                if request_id not in ended and request_id not in result.failed:
+                    raise PlanError(f"the result of step {plan.step} has no token for request {request_id!r}")
         self._outstanding = None
         return draft
 
@@ -200,13 +203,15 @@ class Scheduler:
     def _sampled(self, state: RequestState, tokens: Sequence[int]) -> TokenOutput:
         """Add sampled tokens to a request, up to the first that ends it."""
         request = state.request
-        num_output = state.num_tokens - state.num_prompt
-        for count, token in enumerate(tokens, 1):
+        stops, most = request.stop_token_ids, request.max_new_tokens
+        before = num_output = state.num_tokens - state.num_prompt
+        for token in tokens:
             state.append(token)
-            if token in request.stop_token_ids and num_output + count >= request.min_new_tokens:
-                return self._completed(state, tuple(tokens[:count]), "stop", token)
-            if num_output + count >= request.max_new_tokens:
-                return self._completed(state, tuple(tokens[:count]), "length", None)
+            num_output += 1
+            if token in stops and num_output >= request.min_new_tokens:
+                return self._completed(state, tuple(tokens[: num_output - before]), "stop", token)
+            if num_output >= most:
+                return self._completed(state, tuple(tokens[: num_output - before]), "length", None)
         self._stats.num_output_tokens += len(tokens)
         cached, preemptions = state.num_cached_tokens, state.num_preemptions
         return TokenOutput(state.id, tuple(tokens), None, None, cached, preemptions)

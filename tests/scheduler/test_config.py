@@ -53,7 +53,7 @@ def test_what_makes_no_sense_is_refused_by_name(tmp_path, text, message):
 
 
 def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(ConfigError, match="nowhere.yaml"):
+    with pytest.raises(ConfigError, match=r"nowhere\.yaml"):
         SchedulerConfig.from_yaml(tmp_path / "nowhere.yaml")
 
 
