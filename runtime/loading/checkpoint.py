@@ -43,7 +43,8 @@ def weights(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
         _check_shard(path, names)
     for path in expected:
         with safe_open(path, framework="pt") as shard:
-            for name in shard.keys():  # noqa: SIM118 (not a mapping)
+            names = shard.keys()
+            for name in names:
                 yield name, shard.get_tensor(name)
 
 

@@ -92,7 +92,9 @@ def tokenizer_spec(file: GGUFFile) -> TokenizerSpec:
     added_ids = control_ids | {id for id, kind in enumerate(kinds) if kind == _TokenType.USER_DEFINED}
     definition = _definition(file, tokens, kinds)
     definition["added_tokens"] = [
-        added_token(id, tokens[id], special=id in control_ids) for id in sorted(added_ids)
+        added_token(id, tokens[id], special=id in control_ids)
+        for id in sorted(added_ids)
+        if definition["model"]["vocab"][tokens[id]] == id  # of entries spelled alike, text leads to the last
     ]
 
     def name(role: str) -> str | None:

@@ -162,6 +162,21 @@ def test_a_file_that_does_not_say_whether_to_add_a_bos_is_treated_as_its_kind_is
     assert load_tokenizer(tiny.write_gguf(tmp_path / "m.gguf", values)).add_bos == adds
 
 
+def test_a_vocabulary_may_list_a_control_token_twice(tmp_path: Path) -> None:
+    values = tiny.metadata(
+        tokenizer__ggml__tokens=[*tiny.TOKENS, "<|im_end|>"],
+        tokenizer__ggml__token_type=[3] * len(tiny.CONTROL)
+        + [1] * (len(tiny.TOKENS) - len(tiny.CONTROL))
+        + [3],
+    )
+
+    tokenizer = load_tokenizer(tiny.write_gguf(tmp_path / "m.gguf", values))
+
+    assert tokenizer.encode("<|im_end|>", allow_special=True).tolist() == [len(tiny.TOKENS)]
+    assert tokenizer.special_ids.isdisjoint(tokenizer.encode("<|im_end|>").tolist())
+    assert tokenizer.eos_token_ids == {2, len(tiny.TOKENS)}
+
+
 def test_further_chat_templates_are_known_by_their_names(tmp_path: Path) -> None:
     values = tiny.metadata(tokenizer__chat_template__tool_use="{{ tools | length }} tools")
     tokenizer = load_tokenizer(tiny.write_gguf(tmp_path / "m.gguf", values))
