@@ -22,6 +22,8 @@ __all__ = ["json_route", "parse_json"]
 # Parsing more than this would hold up the event loop noticeably.
 INLINE_BYTES = 64 * 1024
 MAX_DEPTH = 64
+# A body of up to this many times the limit is read to its end, and thrown away.
+DISCARDED_LIMITS = 4
 
 
 class _JsonRequest(Request):
@@ -62,16 +64,25 @@ class _JsonRequest(Request):
             raise ApiError(415, "the body must be UTF-8", code="unsupported_media_type")
 
     async def _read(self, limit: int) -> bytes:
+        """The body, or 413: before it is read where it says that it is far too large, else after throwing it away.
+
+        Most clients send all before they read the answer, and would only see a reset connection otherwise.
+        """
         stated = self.headers.get("content-length", "")
-        if stated.isdecimal() and int(stated) > limit:
+        if stated.isdecimal() and int(stated) > limit * DISCARDED_LIMITS:
             raise _too_large(limit)
         chunks: list[bytes] = []
         size = 0
         async for chunk in self.stream():
             size += len(chunk)
-            if size > limit:
-                raise _too_large(limit)
-            chunks.append(chunk)
+            if size <= limit:
+                chunks.append(chunk)
+            elif size <= limit * DISCARDED_LIMITS:
+                chunks.clear()
+            else:
+                break
+        if size > limit:
+            raise _too_large(limit)
         return b"".join(chunks)
 
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Annotated
 
 import msgspec
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
-from .answers import Explained, Flushed
+from .answers import Explained, Flushed, Health
 from .auth import owns
-from .errors import ApiError
+from .errors import SERVER_ERROR, ApiError
 from .openapi import answers
 from .service import Service
 
 __all__ = ["cache_router"]
+
+logger = logging.getLogger(__name__)
 
 MAX_NODES = 10_000
 
@@ -54,6 +57,16 @@ def cache_router(service: Service, router: APIRouter) -> None:
                 code="not_found",
             )
         return _json(Explained(id, explanation))
+
+    @router.post("/v1/cache/check", responses=answers(Health))
+    async def check() -> Response:
+        """Recomputes every invariant of pool, tree and scheduler; 500 where one is broken."""
+        try:
+            await service.engine.check()
+        except RuntimeError as error:
+            logger.error("an invariant is broken: %s", error)
+            raise ApiError(500, "an invariant is broken; the log says which", type=SERVER_ERROR) from None
+        return _json(Health("ok"))
 
 
 def _json(value: object) -> Response:

@@ -30,6 +30,7 @@ class PromptEncoder:
         self.tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
+        self._longest_token = max(len(tokenizer.id_to_bytes(id)) for id in range(tokenizer.vocab_size))
         self._small = ThreadPoolExecutor(1, "tokenize")
         self._huge = ThreadPoolExecutor(1, "tokenize-huge")
 
@@ -61,6 +62,7 @@ class PromptEncoder:
 
     async def text(self, text: str, *, add_special: bool = True, allow_special: bool = False) -> Int32Array:
         """The ids [tokens] int32 of a text, which may be none."""
+        self._require_bytes(len(text.encode()), "prompt")
         add_bos = None if add_special else False
         return await self._run(
             len(text), lambda: self.tokenizer.encode(text, allow_special=allow_special, add_bos=add_bos)
@@ -70,7 +72,8 @@ class PromptEncoder:
         self, messages: Sequence[Message], *, add_generation_prompt: bool, continue_final: bool
     ) -> Int32Array:
         """The ids [tokens] int32 of a conversation in the chat template; raises ChatTemplateError."""
-        size = sum(len(message.content) for message in messages)
+        size = sum(len(message.content.encode()) for message in messages)
+        self._require_bytes(size, "messages")
         given: list[dict[str, Any]] = [message.for_template() for message in messages]
         return await self._run(
             size,
@@ -91,6 +94,15 @@ class PromptEncoder:
             raise invalid(
                 f"the prompt has {num_tokens} tokens, but at most {self._max_model_len} fit",
                 "prompt",
+                "context_length_exceeded",
+            )
+
+    def _require_bytes(self, num_bytes: int, param: str) -> None:
+        """Refuses text that can't fit even if it were made of the longest tokens only, before it is tokenized."""
+        if num_bytes > self._max_model_len * self._longest_token:
+            raise invalid(
+                f"{param}: {num_bytes} bytes of text are more than the context of {self._max_model_len} tokens can hold",
+                param,
                 "context_length_exceeded",
             )
 
