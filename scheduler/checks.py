@@ -49,6 +49,8 @@ def _check_stations(lives: Lifecycle, states: Sequence[RequestState]) -> None:
             )
         if not 0 <= state.num_computed < state.num_tokens:
             raise InvariantError(f"request {state.id!r}: {state.num_computed} of {state.num_tokens} computed")
+    if lives.num_preempted != sum(state.status is Status.PREEMPTED for state in states):
+        raise InvariantError(f"{lives.num_preempted} requests are counted as preempted, a recount differs")
     if len(lives.queue) + len(parked) + len(running) != len(states):
         raise InvariantError("somebody waits who is not alive")
 

@@ -50,6 +50,7 @@ class Lifecycle:
         self.queue = WaitingQueue(config, cache.page_size, self.served)
         self.host = HostSpace(config.preemption_mode, config.num_host_pages, cache.page_size, self.rates)
         self.running: list[RequestState] = []
+        self.num_preempted = 0
         self._num_added = 0
         if config.enable_prefix_caching:
             cache.subscribe(self.index)
@@ -88,6 +89,7 @@ class Lifecycle:
         self._leave_queue(state)
         self._drop_host_pages(state)
         self._count_admission(state, start)
+        self.num_preempted -= state.status is Status.PREEMPTED
         state.move(Status.RUNNING)
         state.lease = lease
         state.capacity = len(lease.pages) * self.page_size
@@ -127,6 +129,7 @@ class Lifecycle:
         state.num_preemptions += 1
         self.stats.num_preemptions += 1
         state.move(Status.PREEMPTED)
+        self.num_preempted += 1
         self.queue.add(state)
 
     def end(self, state: RequestState, keep: bool = True) -> None:
@@ -138,6 +141,7 @@ class Lifecycle:
         elif not self.in_flight.unpark(state):
             self._leave_queue(state)
         self._drop_host_pages(state)
+        self.num_preempted -= state.status is Status.PREEMPTED
         state.move(Status.FINISHED)
         self.served.leave(state.request.namespace)
 

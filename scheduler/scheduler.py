@@ -16,7 +16,7 @@ from .errors import DuplicateRequestError, InvalidRequestError, PlanError, Reque
 from .lifecycle import Lifecycle
 from .plan import SchedulePlan, StepResult, TokenOutput
 from .planner import Planner
-from .request import FinishReason, Request, Status
+from .request import FinishReason, Request
 from .state import Ending, RequestState
 from .stats import SchedulerStats
 
@@ -117,16 +117,15 @@ class Scheduler:
         return outputs
 
     def stats(self) -> SchedulerStats:
-        """Counters since the start and gauges of now; a copy."""
+        """Counters since the start and gauges of now; a copy. O(running)."""
         lives = self._lives
-        running = len(lives.running)
-        preempted = sum(state.status is Status.PREEMPTED for state in self._states.values())
+        num_running = sum(state.ending is None for state in lives.running)
         return replace(
             self._stats,
-            now_waiting=sum(state.status is Status.WAITING for state in self._states.values()),
-            now_preempted=preempted,
+            now_waiting=len(self._states) - num_running - lives.num_preempted,
+            now_preempted=lives.num_preempted,
             now_parked=lives.in_flight.num_parked,
-            now_running=running,
+            now_running=num_running,
             now_in_flight_pages=len(lives.in_flight.owners),
             now_host_pages=lives.host.num_in_use,
         )

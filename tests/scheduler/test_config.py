@@ -1,5 +1,9 @@
 """Settings: names that operators know, from YAML too, contradictions refused by name."""
 
+import re
+from dataclasses import fields
+from pathlib import Path
+
 import pytest
 
 from trunkline.errors import ConfigError
@@ -59,3 +63,12 @@ def test_a_missing_file_is_named(tmp_path):
 
 def test_no_more_requests_run_than_a_step_has_tokens():
     assert SchedulerConfig(max_num_batched_tokens=7, max_num_seqs=32).max_running == 7
+
+
+def test_every_setting_is_documented_with_its_default():
+    text = (Path(__file__).parents[2] / "docs" / "scheduler.md").read_text(encoding="utf-8")
+    documented = dict(re.findall(r"^\| `(\w+)` \| `?([^|`]+?)`? \|", text, flags=re.MULTILINE))
+    defaults = {field.name: str(field.default).lower() for field in fields(SchedulerConfig)}
+    del defaults["priority_preemption"]  # its default follows another setting
+    assert {name: documented[name] for name in defaults} == defaults
+    assert "priority_preemption" in documented
