@@ -2,13 +2,20 @@
 
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from trunkline.errors import ConfigError
+from trunkline.frontend.simulate.setup import Setup
 from trunkline.frontend.simulate.traces import TraceError, read_trace
+from trunkline.scheduler.config import SchedulerConfig
+from trunkline.scheduler.hardware import find_device, find_model
+from trunkline.scheduler.roofline import Roofline
 from trunkline.scheduler.workload import Workload
+
+DATA = Path(__file__).parents[2] / "benchmarks" / "data"
 
 
 def write(path: Path, *lines: object) -> Path:
@@ -158,6 +165,26 @@ def test_lengths_without_times_need_a_rate(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match=r"no arrival times; .* \(--rate\)"):
         read_trace(path)
     assert read_trace(path, rate=1.0).requests[0].max_new_tokens == 54
+
+
+def test_unbounded_cache_finds_what_the_trace_says_is_shared() -> None:
+    workload = read_trace(DATA / "mooncake_conversation.jsonl.gz").head(400)
+    workload = replace(
+        workload, requests=tuple(replace(request, max_new_tokens=1) for request in workload.requests)
+    )
+    roofline = Roofline(find_model("SmolLM2-135M"), find_device("8xH200"), 256)
+    report = Setup(roofline, SchedulerConfig(max_num_batched_tokens=2**20), kv_tokens=2**24).simulate(
+        workload
+    )
+    seen: set[int] = set()
+    expected = 0
+    for request in workload.requests:
+        blocks = request.prompt()[::512].tolist()
+        hits = next((index for index, block in enumerate(blocks) if block not in seen), len(blocks))
+        expected += min(512 * hits, request.num_prompt_tokens - 1)
+        seen.update(blocks)
+    assert report.cached_prompt_tokens == expected > 0
+    assert report.num_preemptions == 0
 
 
 GOOD = mooncake(0, 600, 3, [1, 2])
