@@ -21,7 +21,15 @@ LEVELS = {
     "amx": [*AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16", "-mamx-int8"],
 }
 # -fopenmp for the compiler only: at run time the symbols come from the OpenMP runtime that torch has loaded.
-FLAGS = ["-std=c++17", "-O3", "-g0", "-fopenmp", "-ffp-contract=off", "-fno-math-errno", "-fvisibility=hidden"]
+FLAGS = [
+    "-std=c++17",
+    "-O3",
+    "-g0",
+    "-fopenmp",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-fvisibility=hidden",
+]
 QUIET = ["-Wno-psabi", "-Wno-ignored-attributes", "-Wno-maybe-uninitialized"]
 
 

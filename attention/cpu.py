@@ -31,7 +31,9 @@ class CpuBackend:
         if pool.device.type != "cpu" or pool.dtype not in native.STORAGE:
             raise ConfigError(f"attention: the cpu backend has no kernels for {pool.dtype} on {pool.device}")
         if config.head_dim > _MAX_HEAD_DIM:
-            raise ConfigError(f"attention: head_dim is {config.head_dim}; the cpu backend takes {_MAX_HEAD_DIM}")
+            raise ConfigError(
+                f"attention: head_dim is {config.head_dim}; the cpu backend takes {_MAX_HEAD_DIM}"
+            )
         self._config = config
         self._pool = pool
         self._library = native.library(level)

@@ -6,10 +6,11 @@ nothing of them. Their threads are those of the OpenMP runtime that torch has lo
 
 import ctypes
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -36,10 +37,7 @@ class Step(ctypes.Structure):
     """attention.h: Step."""
 
     _fields_ = [
-        *(
-            (name, ctypes.c_void_p)
-            for name in ("qo_indptr", "kv_indptr", "kv_indices", "kv_last_page_len")
-        ),
+        *((name, ctypes.c_void_p) for name in ("qo_indptr", "kv_indptr", "kv_indices", "kv_last_page_len")),
         ("num_requests", ctypes.c_int32),
     ]
 
@@ -106,35 +104,38 @@ class Store(ctypes.Structure):
     ]
 
 
+_CALLS: dict[str, list[Any]] = {
+    "attention_new": [ctypes.POINTER(Shape)],
+    "attention_free": [ctypes.c_void_p],
+    "attention_plan": [ctypes.c_void_p, ctypes.POINTER(Step)],
+    "attention_run": [ctypes.c_void_p, ctypes.POINTER(Layer)],
+    "norm": [ctypes.POINTER(Norm)],
+    "silu_mul": [ctypes.POINTER(SiluMul)],
+    "rotary_store": [ctypes.POINTER(RotaryStore)],
+    "store": [ctypes.POINTER(Store)],
+}
+
+
 class Library:
     """The kernels of one level; each call takes one of the structures above, filled."""
+
+    attention_new: Callable[[Shape], int]
+    attention_free: Callable[[ctypes.c_void_p], None]
+    attention_plan: Callable[[ctypes.c_void_p, Step], None]
+    attention_run: Callable[[ctypes.c_void_p, Layer], None]
+    norm: Callable[[Norm], None]
+    silu_mul: Callable[[SiluMul], None]
+    rotary_store: Callable[[RotaryStore], None]
+    store: Callable[[Store], None]
 
     def __init__(self, level: str) -> None:
         self.level = level
         self._lib = _open(level)
-        for name, arguments, result in (
-            ("attention_new", [ctypes.POINTER(Shape)], ctypes.c_void_p),
-            ("attention_free", [ctypes.c_void_p], None),
-            ("attention_plan", [ctypes.c_void_p, ctypes.POINTER(Step)], None),
-            ("attention_run", [ctypes.c_void_p, ctypes.POINTER(Layer)], None),
-            ("norm", [ctypes.POINTER(Norm)], None),
-            ("silu_mul", [ctypes.POINTER(SiluMul)], None),
-            ("rotary_store", [ctypes.POINTER(RotaryStore)], None),
-            ("store", [ctypes.POINTER(Store)], None),
-        ):
+        for name, arguments in _CALLS.items():
             function = self._lib[f"trunkline_{name}"]
             function.argtypes = arguments
-            function.restype = result
+            function.restype = ctypes.c_void_p if name == "attention_new" else None
             setattr(self, name, function)
-
-    attention_new: "ctypes._NamedFuncPointer"
-    attention_free: "ctypes._NamedFuncPointer"
-    attention_plan: "ctypes._NamedFuncPointer"
-    attention_run: "ctypes._NamedFuncPointer"
-    norm: "ctypes._NamedFuncPointer"
-    silu_mul: "ctypes._NamedFuncPointer"
-    rotary_store: "ctypes._NamedFuncPointer"
-    store: "ctypes._NamedFuncPointer"
 
 
 def machine_levels() -> Sequence[str]:
@@ -171,6 +172,12 @@ def unavailable() -> str | None:
     except NativeUnavailable as error:
         return str(error)
     return None
+
+
+def clear() -> None:
+    """Forgets what was found, so that the next call looks again; what is mapped stays mapped."""
+    for function in (_library, _open, unavailable):
+        function.cache_clear()
 
 
 def _file(level: str) -> Path | None:
