@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
 from trunkline.errors import ConfigError
 
@@ -46,7 +45,7 @@ class RadixConfig:
             _require_share(f"quota of {namespace}", share)
         if self.default_quota is not None:
             _require_share("default_quota", self.default_quota)
-        object.__setattr__(self, "quotas", MappingProxyType(dict(self.quotas)))
+        object.__setattr__(self, "quotas", dict(self.quotas))
 
     def max_pages(self, namespace: Namespace, num_pages: int) -> int | None:
         """The quota of a namespace in a pool of `num_pages`, in pages; None when it has none."""

@@ -28,6 +28,7 @@ class Assembly:
     scheduler: Scheduler
     runner: ModelRunner
     max_model_len: int
+    backend_name: str
 
 
 def assemble(config: EngineConfig, loaded: LoadedModel) -> Assembly:
@@ -46,7 +47,7 @@ def assemble(config: EngineConfig, loaded: LoadedModel) -> Assembly:
     backend = make_backend(backend_name, attention, kv_pool)
     sampler = Sampler(loaded.config.vocab_size, device)
     runner = ModelRunner(loaded.model, backend, kv_pool, sampler, device, host_pool)
-    return Assembly(cache, scheduler, runner, max_model_len)
+    return Assembly(cache, scheduler, runner, max_model_len, backend_name)
 
 
 def _num_pages(config: EngineConfig, page_bytes: int, device: torch.device) -> int:

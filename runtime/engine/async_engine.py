@@ -103,12 +103,12 @@ class RequestStream:
 class AsyncEngine:
     """An `Engine` in its own process; made by `start`, ended by `stop`."""
 
-    def __init__(
-        self, process: multiprocessing.process.BaseProcess, socket: zmq.asyncio.Socket, folder: Path
-    ) -> None:
+    def __init__(self, process: multiprocessing.process.BaseProcess, folder: Path) -> None:
         self._process = process
-        self._socket = socket
         self._folder = folder
+        self._context = zmq.asyncio.Context()
+        self._socket = self._context.socket(zmq.PAIR)
+        self._socket.set_hwm(0)
         self._prefix = os.urandom(4).hex()
         self._numbers = itertools.count(1)
         self._streams: dict[str, RequestStream] = {}
@@ -121,6 +121,7 @@ class AsyncEngine:
         self._idle.set()
         self._stopping = False
         self.info: EngineInfo
+        asyncio.get_running_loop().add_reader(process.sentinel, self._on_exit)
 
     @classmethod
     async def start(cls, config: EngineConfig, *, ready_timeout: float = 600.0) -> AsyncEngine:
@@ -130,15 +131,12 @@ class AsyncEngine:
         """
         folder = Path(tempfile.mkdtemp(prefix="trunkline-"))
         endpoint = f"ipc://{folder}/engine"
-        socket = zmq.asyncio.Context.instance().socket(zmq.PAIR)
-        socket.set_hwm(0)
-        socket.bind(endpoint)
         process = multiprocessing.get_context("spawn").Process(
             target=run_worker, args=(config, endpoint, os.getpid()), name="trunkline-engine"
         )
         process.start()
-        engine = cls(process, socket, folder)
-        asyncio.get_running_loop().add_reader(process.sentinel, engine._on_exit)
+        engine = cls(process, folder)
+        engine._socket.bind(endpoint)
         try:
             engine.info = await engine._wait_ready(ready_timeout)
         except BaseException:
@@ -181,6 +179,17 @@ class AsyncEngine:
     def num_streams(self) -> int:
         """Requests that are queued or run."""
         return len(self._streams)
+
+    @property
+    def running_ids(self) -> frozenset[str]:
+        """The ids of requests that are queued or run."""
+        return frozenset(self._streams)
+
+    @property
+    def pid(self) -> int:
+        """The engine's process."""
+        assert self._process.pid is not None
+        return self._process.pid
 
     @property
     def alive(self) -> bool:
@@ -227,7 +236,7 @@ class AsyncEngine:
         if not self._dead.done():
             self._process.terminate()
             await asyncio.wait_for(asyncio.shield(self._dead), 10)
-        self._socket.close(linger=0)
+        self._context.destroy(linger=0)
         for leftover in self._folder.iterdir():
             leftover.unlink()
         self._folder.rmdir()
@@ -235,7 +244,8 @@ class AsyncEngine:
     async def _wait_ready(self, timeout: float) -> EngineInfo:
         received = asyncio.ensure_future(self._socket.recv())
         try:
-            await asyncio.wait({received, self._dead}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            either: set[asyncio.Future[Any]] = {received, self._dead}
+            await asyncio.wait(either, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
             if not received.done():
                 ending = (
                     f"died with exit code {self._dead.result()}"

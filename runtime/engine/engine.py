@@ -23,7 +23,7 @@ from .assembly import Assembly, assemble
 from .batch import run_batch
 from .config import EngineConfig
 from .output_text import OutputText
-from .outputs import Generation, RequestOutput
+from .outputs import Generation, RequestOutput, explained
 from .prompts import Prompt, encode_prompt, limit_output
 from .runner import RunnerOutput, SamplingState
 from .stats import EngineStats
@@ -45,6 +45,7 @@ class _Live:
     text: OutputText
     num_output_tokens: int = 0
     scored: list[TokenLogprobs] = field(default_factory=list)
+    explanation: dict[str, Any] | None = None
 
 
 class Engine:
@@ -76,6 +77,7 @@ class Engine:
         self.tokenizer = loaded.tokenizer
         self.model_name = loaded.name
         self.max_model_len = parts.max_model_len
+        self.backend_name = parts.backend_name
         self.vocab_size = loaded.config.vocab_size
         self.cache = parts.cache
         self.scheduler = parts.scheduler
@@ -87,6 +89,7 @@ class Engine:
         self._live: dict[str, _Live] = {}
         self._choices: dict[str, list[str]] = {}
         self._unclaimed: deque[RequestOutput] = deque()
+        self._unexplained: dict[str, Namespace] = {}
 
     def add_request(
         self,
@@ -96,10 +99,12 @@ class Engine:
         id: str | None = None,
         priority: int = 0,
         namespace: Namespace = DEFAULT_NAMESPACE,
+        explain: bool = False,
     ) -> str:
         """Queues a prompt (text, or token ids) and returns the request's id.
 
-        With `params.n` > 1 each choice runs as a request of its own behind the same prompt.
+        With `params.n` > 1 each choice runs as a request of its own behind the same prompt. With `explain` the first
+        output of each choice says why its prompt was cached as far as it was.
 
         Raises:
             RequestError: what can't be served as it stands; nothing is queued.
@@ -137,6 +142,8 @@ class Engine:
                 text = OutputText(self.tokenizer, params, stops)
                 self._live[key] = _Live(name, index, params, len(tokens), text)
                 keys.append(key)
+                if explain:
+                    self._unexplained[key] = namespace
         except BaseException:
             self.abort(name)
             raise
@@ -152,6 +159,7 @@ class Engine:
         """Ends a request; an unknown or finished one is left alone."""
         for key in self._choices.pop(id, ()):
             if self._live.pop(key, None) is not None:
+                self._unexplained.pop(key, None)
                 self.scheduler.abort(key, self._clock())
 
     @property
@@ -253,12 +261,23 @@ class Engine:
 
     def _advance(self) -> list[RequestOutput]:
         plan = self.scheduler.schedule(self._clock())
+        if self._unexplained:
+            self._explain(plan)
         result = self._run(plan)
         tokens = self.scheduler.update(plan, result.step, self._clock())
         for key, (position, entries) in result.prompt_logprobs.items():
             if key in self._live:
                 self._live[key].scored[position:] = entries  # a resumed request scores some positions again
         return [self._emit(output, result) for output in tokens if output.id in self._live]
+
+    def _explain(self, plan: SchedulePlan) -> None:
+        """Explains the requests that this plan admits, while the tree is as it was when they were matched."""
+        for request in plan.scheduled:
+            namespace = self._unexplained.pop(request.id, None)
+            if namespace is not None:
+                prompt = request.history[: request.num_prompt_tokens]
+                explanation = self.cache.explain(prompt, namespace)
+                self._live[request.id].explanation = explained(explanation, request.start)
 
     def _run(self, plan: SchedulePlan) -> RunnerOutput:
         """Runs a plan; a step that breaks fails its requests, not the engine."""
@@ -305,11 +324,13 @@ class Engine:
             logprobs=(entry,) if entry is not None and output.tokens else None,
             prompt_logprobs=scored,
             error=output.error,
+            explanation=live.explanation if live.num_output_tokens == len(output.tokens) else None,
         )
 
     def _forget(self, key: str, live: _Live) -> bool:
         """Drops a finished choice; true when it was its request's last."""
         del self._live[key]
+        self._unexplained.pop(key, None)
         keys = self._choices[live.id]
         keys.remove(key)
         if not keys:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from trunkline.radix.explain import Explanation, Reason
 from trunkline.runtime.sampling import TokenLogprobs
 
 __all__ = ["Choice", "Generation", "RequestOutput", "merge"]
@@ -36,6 +37,23 @@ class RequestOutput:
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
     error: str | None = None
     explanation: dict[str, Any] | None = None
+
+
+def explained(explanation: Explanation, num_cached: int) -> dict[str, Any]:
+    """The parts of a prompt as JSON-ready values: start, end, reason and what is known of it.
+
+    `num_cached` tokens were really taken from the cache; where it had more, they were computed again for their
+    logits (`prompt_logprobs`).
+    """
+    parts: list[dict[str, Any]] = []
+    for part in explanation.parts:
+        recomputed = part.reason is Reason.CACHED and part.end > num_cached
+        middle = max(part.start, num_cached) if recomputed else part.end
+        if middle > part.start:
+            parts.append({"start": part.start, "end": middle, "reason": str(part.reason), **part.detail})
+        if part.end > middle:
+            parts.append({"start": middle, "end": part.end, "reason": "prompt_logprobs"})
+    return {"num_tokens": explanation.num_tokens, "parts": parts}
 
 
 def merge(earlier: RequestOutput, later: RequestOutput) -> RequestOutput:

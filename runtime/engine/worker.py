@@ -127,6 +127,6 @@ class Worker:
             vocab_size=engine.vocab_size,
             page_size=engine.cache.page_size,
             num_pages=engine.cache.pool.num_pages,
-            dtype=str(engine.runner.dtype).removeprefix("torch."),
-            backend=engine.runner.backend_name,
+            dtype=str(engine.runner.model.dtype).removeprefix("torch."),
+            backend=engine.backend_name,
         )
