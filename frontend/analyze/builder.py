@@ -88,16 +88,20 @@ class TraceBuilder:
         labels = {name: builder.build(order) for name, builder in self._labels.items()}
         stored, indptr = _joined(records)
         roots = labels["namespace"].codes
-        text = None
+        no_roots = None if len(labels["namespace"].names) == 1 else np.zeros(len(records), dtype=np.int32)
+        text, names, content_names = None, stored, stored
         if self.has_tokens:
-            text = TokenText(stored.astype(np.int32), indptr, tokenizer, decode)
-            names, indptr = page_names(text.tokens, indptr, self.block_size)
-        else:
-            names = stored
+            tokens = stored.astype(np.int32)
+            numbers, names, block_indptr = number_pages(tokens, indptr, roots, self.block_size)
+            text = TokenText(tokens, numbers, indptr, tokenizer, decode)
+            if no_roots is not None:
+                _, content_names, _ = number_pages(tokens, indptr, no_roots, self.block_size)
+            indptr = block_indptr
         blocks, num_distinct = number_blocks(names, indptr, roots)
-        content = (
-            _content(names, indptr, blocks, num_distinct) if len(labels["namespace"].names) > 1 else None
-        )
+        content: Int32Array | None = None
+        if no_roots is not None:
+            content = np.zeros(num_distinct, dtype=np.int32)
+            content[blocks], _ = number_blocks(content_names, indptr, no_roots)
         times = _column(records, "time")
         begin = float(np.nanmin(times)) if np.isfinite(times).any() and self.has_one_clock else 0.0
         lookups = _lookups(records, indptr, self.block_size)
@@ -151,28 +155,16 @@ class TraceBuilder:
         return (f"{self._num_reused_ids:,} request ids are used again; the later ones carry #2, #3, ...",)
 
 
-def page_names(
-    tokens: Int32Array, indptr: Int64Array, page_size: int
-) -> tuple[NDArray[np.int32], Int64Array]:
-    """Every whole page of each sequence as a number for its tokens (equal tokens, equal number), and new indptr."""
-    lengths = np.diff(indptr)
-    pages = lengths // page_size
+def number_pages(
+    tokens: Int32Array, indptr: Int64Array, root_of: Int32Array, page_size: int
+) -> tuple[Int32Array, Int32Array, Int64Array]:
+    """Numbers of all prefixes of token sequences; of those that end a whole page; and the indptr of the latter."""
+    numbers, _ = number_blocks(tokens, indptr, root_of)
+    pages = np.diff(indptr) // page_size
     page_indptr = np.concatenate([[0], np.cumsum(pages)]).astype(np.int64)
-    if not page_indptr[-1]:
-        return np.zeros(0, np.int32), page_indptr
-    whole = np.arange(len(tokens)) - np.repeat(indptr[:-1], lengths) < np.repeat(pages * page_size, lengths)
-    table = np.ascontiguousarray(tokens[whole].reshape(-1, page_size))
-    rows = table.view(np.dtype((np.void, 4 * page_size))).ravel()
-    _, numbers = np.unique(rows, return_inverse=True)
-    return numbers.astype(np.int32), page_indptr
-
-
-def _content(names: NDArray[Any], indptr: Int64Array, blocks: Int32Array, num_distinct: int) -> Int32Array:
-    """For each block the number of its path without the namespace."""
-    numbers, _ = number_blocks(names, indptr, np.zeros(len(indptr) - 1, dtype=np.int32))
-    content: Int32Array = np.zeros(num_distinct, dtype=np.int32)
-    content[blocks] = numbers
-    return content
+    place = np.arange(page_indptr[-1]) - np.repeat(page_indptr[:-1], pages)
+    ends = np.repeat(indptr[:-1], pages) + (place + 1) * page_size - 1
+    return numbers, numbers[ends], page_indptr
 
 
 def _joined(records: list[Record]) -> tuple[NDArray[Any], Int64Array]:

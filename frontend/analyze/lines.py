@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from .errors import InputError
 
@@ -70,8 +70,11 @@ class Source:
             raise InputError(f"{self.path}: cannot be read: {error.strerror or error}") from error
 
     def _open(self) -> IO[bytes]:
-        raw: IO[bytes] = sys.stdin.buffer if self.is_stdin else self.path.open("rb")
-        stream = io.BufferedReader(raw, 1 << 20)
-        if stream.peek(2)[:2] == _GZIP:
-            return io.BufferedReader(gzip.GzipFile(fileobj=stream), 1 << 20)
-        return stream
+        if self.is_stdin:
+            stream = sys.stdin.buffer
+        else:
+            stream = self.path.open("rb")
+        buffered = io.BufferedReader(cast(io.RawIOBase, stream), 1 << 20)
+        if buffered.peek(2)[:2] == _GZIP:
+            return io.BufferedReader(gzip.GzipFile(fileobj=buffered), 1 << 20)
+        return buffered

@@ -7,7 +7,8 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -48,8 +49,21 @@ class Replayable:
         policy, capacity = job
         cache = CompressedCache(self.chains, policy, capacity, self.block_size)
         paths = zip(self.chains.pieces, self.num_lookups, self.priorities, strict=True)
-        hits = [cache.request(number, *path) for number, path in enumerate(paths)]
+        with _no_collection():
+            hits = [cache.request(number, *path) for number, path in enumerate(paths)]
         return np.array(hits, dtype=np.int64)
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """The replay makes many small objects and no cycles: looking for those costs a fifth of its time."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 class PolicyRuns:
@@ -109,7 +123,6 @@ class PolicyRuns:
 
 def work() -> None:
     """The other process: jobs come on stdin, hits go to stdout."""
-    gc.disable()
     replayable, jobs = pickle.load(sys.stdin.buffer)
     pickle.dump([replayable.run(job) for job in jobs], sys.stdout.buffer, protocol=pickle.HIGHEST_PROTOCOL)
 

@@ -7,7 +7,6 @@ from enum import StrEnum
 
 import numpy as np
 
-from .canonical import number_blocks
 from .chains import Chains
 from .compressed import CompressedCache
 from .paths import at_depth, num_seen, num_siblings, owners
@@ -160,7 +159,7 @@ def _divergence(
         siblings = num_siblings(trace.blocks, trace.indptr, seen, roots)
         return trace.hit_tokens(seen), siblings, last_user
     text = trace.text
-    numbers, _ = number_blocks(text.tokens, text.indptr, roots)
+    numbers = text.numbers
     exact = np.minimum(num_seen(numbers, text.indptr), trace.num_tokens)
     siblings = num_siblings(numbers, text.indptr, exact, roots)
     where = at_depth(numbers, text.indptr, exact, roots)

@@ -18,10 +18,12 @@ class TokenText:
     """The tokens behind a trace's blocks, where the input has them.
 
     `tokens` (int32) are those of all stored sequences one after the other, request r's at
-    `indptr[r]:indptr[r + 1]`, its prompt first. `decode` turns ids into text for people.
+    `indptr[r]:indptr[r + 1]`, its prompt first; `numbers` are their prefixes, token by token (see `paths`).
+    `decode` turns ids into text for people.
     """
 
     tokens: Int32Array
+    numbers: Int32Array
     indptr: Int64Array
     tokenizer: str
     decode: Any
