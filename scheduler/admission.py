@@ -192,6 +192,10 @@ class Admission:
         available = lives.cache.num_available - self._num_evictable(match)
         if not lives.running:
             return pages_for(num_tokens, self._page_size) - len(match.pages) <= available
+        most = pages_for(state.num_prompt + state.request.max_new_tokens - 1, self._page_size)
+        if most - len(match.pages) + lives.promised_pages <= available:
+            # Even the longest outputs have room.
+            return True
         if self._forecast is None:
             self._forecast = lives.forecast(lives.running)
         return self._forecast.fits(available, lives.demand(state, len(match.pages)))

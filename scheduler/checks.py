@@ -63,6 +63,9 @@ def _check_pages(lives: Lifecycle) -> None:
         raise InvariantError("a running request has no lease")
     if len(held) != pool.num_in_use:
         raise InvariantError(f"{pool.num_in_use} pages are in use, running requests hold {len(held)}")
+    promised = sum(state.most_pages - state.capacity // lives.page_size for state in lives.running)
+    if promised != lives.promised_pages:
+        raise InvariantError(f"{lives.promised_pages} pages are promised, a recount gives {promised}")
     for state in lives.running:
         assert state.lease is not None
         pages = state.lease.pages

@@ -51,6 +51,8 @@ class Lifecycle:
         self.host = HostSpace(config.preemption_mode, config.num_host_pages, cache.page_size, self.rates)
         self.running: list[RequestState] = []
         self.num_preempted = 0
+        # What the running requests could still ask for at most, in pages.
+        self.promised_pages = 0
         self._num_added = 0
         if config.enable_prefix_caching:
             cache.subscribe(self.index)
@@ -92,7 +94,9 @@ class Lifecycle:
         self.num_preempted -= state.status is Status.PREEMPTED
         state.move(Status.RUNNING)
         state.lease = lease
-        state.capacity = len(lease.pages) * self.page_size
+        state.most_pages = pages_for(state.num_prompt + state.request.max_new_tokens - 1, self.page_size)
+        self.promised_pages += state.most_pages
+        self.covered(state)
         state.num_computed = start
         state.num_shared_pages = num_shared
         state.progress_step = draft.step
@@ -102,6 +106,13 @@ class Lifecycle:
         draft.admitted.append(state)
         if self.config.enable_prefix_caching and start < state.num_prompt:
             self.in_flight.register(state, start // self.page_size)
+
+    def covered(self, state: RequestState) -> None:
+        """The lease of a running request has grown."""
+        assert state.lease is not None
+        num_pages = len(state.lease.pages)
+        self.promised_pages -= num_pages - state.capacity // self.page_size
+        state.capacity = num_pages * self.page_size
 
     def commit(self, state: RequestState) -> None:
         """Put what is computed into the tree: whole pages, and the tail once the prompt is complete."""
@@ -222,5 +233,6 @@ class Lifecycle:
         self.in_flight.withdraw(state)
         self.cache.release(state.lease)
         state.lease = None
+        self.promised_pages -= state.most_pages - state.capacity // self.page_size
         state.capacity = 0
         del self.running[bisect_left(self.running, standing(state), key=standing)]

@@ -96,5 +96,5 @@ class Planner:
             lives.preempt(victim, draft)
             if victim is state:
                 return False
-        state.capacity = len(state.lease.pages) * self._page_size
+        lives.covered(state)
         return True

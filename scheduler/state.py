@@ -38,11 +38,11 @@ class SwappedPages:
 class RequestState:
     """A request, its growing tokens, its lease and its place in the scheduler.
 
-    `num_computed <= num_tokens`; the tokens between them are known and not yet computed. `page_hashes` are
-    the chain hashes of the prompt's whole pages, computed once. `matched_pages` counts the whole pages of
-    the prompt that are cached while the request waits (kept by `MatchIndex`). `capacity` is the number of
-    tokens the lease's pages cover, `commit_at` the number of computed tokens that is worth the next commit,
-    `max_computed` what was computed before the last preemption.
+    `num_computed <= num_tokens`; the tokens between them are known and not yet computed. `page_hashes` are the
+    chain hashes of the prompt's whole pages, computed once. `matched_pages` counts the whole pages of the
+    prompt that are cached while the request waits (kept by `MatchIndex`). `capacity` is the number of tokens
+    the lease's pages cover, `most_pages` what it can come to; `commit_at` is the number of computed tokens that
+    is worth the next commit, `max_computed` what was computed before the last preemption.
     """
 
     __slots__ = (
@@ -57,6 +57,7 @@ class RequestState:
         "lease",
         "matched_pages",
         "max_computed",
+        "most_pages",
         "next_group",
         "num_cached_tokens",
         "num_computed",
@@ -89,6 +90,7 @@ class RequestState:
         self.num_computed = 0
         self.lease: Lease | None = None
         self.capacity = 0
+        self.most_pages = 0
         self.commit_at = 0
         self.num_shared_pages = 0
         self.num_cached_tokens = 0

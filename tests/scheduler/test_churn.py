@@ -111,7 +111,7 @@ def test_churn_in_a_tiny_pool_leaks_nothing_and_answers_right(policy, mode, host
     churn(house, np.random.default_rng([len(policy), len(mode), host_pages]), 60)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 @given(
     seed=st.integers(0, 2**32 - 1),
     num_pages=st.integers(16, 40),
