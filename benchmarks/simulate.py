@@ -3,9 +3,9 @@
     python benchmarks/simulate.py                # under two minutes on a quiet machine
     python benchmarks/simulate.py --limit 1000
 
-The first figures are the cost of `trunkline simulate mooncake_conversation.jsonl.gz --device 4xH100`;
-the second the hit rate of caches of several sizes, without generation, beside that of a plain LRU over the trace's
-512-token blocks.
+The first figures are the cost of `trunkline simulate mooncake_conversation.jsonl.gz --device 4xH100
+--max-num-batched-tokens 8192`; the others are the hit rates of caches of several sizes, without generation, beside
+those of a plain LRU over the trace's 512-token blocks.
 """
 
 from __future__ import annotations
@@ -47,6 +47,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--limit", type=int, default=None, help="only the first so many requests")
     parser.add_argument("--blocks", type=int, nargs="+", default=[1_000, 10_000, 300_000])
+    parser.add_argument(
+        "--max-num-batched-tokens", type=int, default=8192, help="more steps, more time with fewer"
+    )
     arguments = parser.parse_args()
 
     wall, cpu = time.perf_counter(), time.process_time()
@@ -55,7 +58,9 @@ def main() -> None:
         workload = workload.head(arguments.limit)
     page_size = default_page_size(workload)
     read = time.perf_counter() - wall
-    report = Setup(Roofline(find_model("Llama-3.1-8B"), find_device("4xH100"), page_size)).simulate(workload)
+    scheduler = SchedulerConfig(max_num_batched_tokens=arguments.max_num_batched_tokens)
+    roofline = Roofline(find_model("Llama-3.1-8B"), find_device("4xH100"), page_size)
+    report = Setup(roofline, scheduler).simulate(workload)
     print(f"{len(workload):,} requests, {report.num_steps:,} steps, {report.seconds:,.0f} virtual seconds")
     print(
         f"{time.perf_counter() - wall:.1f} s, of them {read:.1f} s reading; {time.process_time() - cpu:.1f} s of CPU"

@@ -14,14 +14,15 @@ class FastForward:
     or evicted. So the update may bring all their tokens at once, and the next plan, which computes those tokens,
     leaves the scheduler and the cache exactly as the skipped plans would have.
 
-    Not with a latency target or swapping, which learn from the size and time of each plan.
+    Not with a latency target or swapping, which learn from the size and time of each plan. Where it is possible
+    (`is_possible`), then, nobody needs to be told how long a step took.
     """
 
     def __init__(self, config: SchedulerConfig, page_size: int) -> None:
         self._page_size = page_size
         self._max_tokens = config.max_num_batched_tokens
         self._max_chunk = config.long_prefill_token_threshold or config.max_num_batched_tokens
-        self._possible = config.target_itl_ms is None and config.preemption_mode == "recompute"
+        self.is_possible = config.target_itl_ms is None and config.preemption_mode == "recompute"
 
     def num_alike(self, plan: SchedulePlan, tokens_left: Sequence[int]) -> int:
         """How many steps after `plan` are the same again, if nobody arrives and everybody alive is in it.
@@ -29,7 +30,7 @@ class FastForward:
         Args:
             tokens_left: for each scheduled request the tokens it has yet to sample, this plan's included.
         """
-        if not self._possible or plan.preempted or len(plan.page_copies):
+        if not self.is_possible or plan.preempted or len(plan.page_copies):
             return 0
         size = self._page_size
         most = min(self._max_chunk, self._max_tokens // len(plan.scheduled)) - 1

@@ -155,7 +155,8 @@ class Simulation:
             for request in plan.scheduled
             if request.samples
         }
-        for output in self._scheduler.update(plan, StepResult(tokens, elapsed=seconds), self._now):
+        elapsed = 0.0 if self._fast_forward.is_possible else seconds
+        for output in self._scheduler.update(plan, StepResult(tokens, elapsed=elapsed), self._now):
             self._record(output)
         if later:
             self._pass(plan, later)
