@@ -16,10 +16,15 @@ from trunkline.errors import ConfigError, TrunklineError
 
 from .chat import HELP, converse
 from .options import EngineOptions, SamplingOptions
+from .server.command import serve
+from .simulate.command import simulate
 
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None
 )
+
+app.command()(serve)
+app.command()(simulate)
 
 Model = Annotated[
     str | None,

@@ -177,6 +177,6 @@ def _size(hf: Mapping[str, Any], name: str, default: int | None = None) -> int:
         if default is None:
             raise LoadError(f"the model's config has no {name}")
         return default
-    if not isinstance(value, int) or value < 1:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise LoadError(f"the model's config says {name} {value!r}; a positive integer is needed")
     return value
