@@ -17,6 +17,7 @@ from trunkline.runtime.engine.outputs import RequestOutput
 from trunkline.runtime.sampling import SamplingParams
 
 from .answers import Usage, Vendor
+from .explanations import without_others
 from .generation import Generation, GenerationOptions
 from .limits import Place
 from .record import record_of
@@ -121,6 +122,7 @@ async def _begin(
     first = await anext(generation)
     explanation = first[1].explanation
     if explanation is not None:
+        explanation = without_others(explanation)
         service.explanations.put(prepared.layout.id, service.tenant(request), explanation)
     if explanation is not None or cut is not None:
         prepared.layout.vendor = Vendor(explanation, cut)

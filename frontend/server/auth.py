@@ -66,9 +66,9 @@ def namespace_for(tenant: str | None, salt: str | None) -> Namespace:
     return DEFAULT_NAMESPACE if salt is None else ("salt", salt)
 
 
-def owns(tenant: str, namespace: Sequence[str]) -> bool:
+def owns(tenant: str, kind: str, value: str) -> bool:
     """Whether a namespace is one of the tenant's."""
-    return namespace[0] == "tenant" and namespace[1][:TENANT_DIGITS] == tenant
+    return kind == "tenant" and value[:TENANT_DIGITS] == tenant
 
 
 def _unauthorized(stated: bool) -> ApiError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from fastapi import APIRouter, Query, Request
@@ -20,6 +20,7 @@ __all__ = ["cache_router"]
 logger = logging.getLogger(__name__)
 
 MAX_NODES = 10_000
+DEFAULT_NODES = 1000
 
 
 def cache_router(service: Service, router: APIRouter) -> None:
@@ -27,23 +28,25 @@ def cache_router(service: Service, router: APIRouter) -> None:
 
     @router.post("/v1/cache/flush", responses=answers(Flushed))
     async def flush(request: Request) -> Response:
-        """Drops everything cached that no request holds; with a cache per key, that of the caller's key."""
-        tenant = service.tenant(request)
-        freed = await service.engine.flush_cache(None if tenant is None else ("tenant", tenant))
+        """Drops everything cached that no request holds; refused where each key has a cache of its own."""
+        if service.tenant(request) is not None:
+            raise ApiError(403, "no key may flush the caches of the others", code="not_allowed")
+        freed = await service.engine.flush_cache()
         return _json(Flushed(freed))
 
     @router.get("/v1/cache/tree", responses=answers(None))
     async def tree(
-        request: Request,
-        max_nodes: Annotated[int, Query(ge=1, le=MAX_NODES)] = 1000,
-        tokens: Annotated[bool, Query()] = False,
+        request: Request, max_nodes: Annotated[int, Query(ge=1, le=MAX_NODES)] = DEFAULT_NODES
     ) -> Response:
         """A snapshot of the radix tree; with a cache per key, of the caller's part of it."""
-        snapshot = await service.engine.cache_tree(max_nodes, tokens)
+        snapshot = (await service.engine.cache_tree())["tree"]
         tenant = service.tenant(request)
-        if tenant is not None:
-            snapshot["nodes"] = [node for node in snapshot["nodes"] if owns(tenant, node["namespace"])]
-        return _json(snapshot)
+        spaces = [
+            space
+            for space in snapshot["namespaces"]
+            if tenant is None or owns(tenant, space["kind"], space["value"])
+        ]
+        return _json({"page_size": snapshot["page_size"], **_cut(spaces, max_nodes)})
 
     @router.get("/v1/cache/explain/{id}", responses=answers(Explained))
     async def explain(id: str, request: Request) -> Response:
@@ -67,6 +70,17 @@ def cache_router(service: Service, router: APIRouter) -> None:
             logger.error("an invariant is broken: %s", error)
             raise ApiError(500, "an invariant is broken; the log says which", type=SERVER_ERROR) from None
         return _json(Health("ok"))
+
+
+def _cut(spaces: list[dict[str, Any]], max_nodes: int) -> dict[str, Any]:
+    """The first `max_nodes` nodes of all namespaces, and how many were left out; parents come before children."""
+    num_nodes = sum(len(space["nodes"]) for space in spaces)
+    kept = []
+    left = max_nodes
+    for space in spaces:
+        kept.append({**space, "nodes": space["nodes"][:left]})
+        left -= len(kept[-1]["nodes"])
+    return {"num_nodes": num_nodes, "num_left_out": max(0, num_nodes - max_nodes), "namespaces": kept}
 
 
 def _json(value: object) -> Response:

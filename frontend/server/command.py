@@ -13,6 +13,7 @@ import typer
 from trunkline.errors import ConfigError
 from trunkline.frontend.options import read_engine_config
 
+from .listening import bound_socket
 from .settings import ServerSettings
 
 if TYPE_CHECKING:
@@ -102,19 +103,21 @@ def serve(
         "max_model_len": max_model_len,
         "kv_cache_tokens": kv_cache_tokens,
     }
-    _run(settings, _engine_config(config, typed), log_level)
+    _run(settings, config, typed, log_level)
 
 
-def _run(settings: ServerSettings, engine: EngineConfig, log_level: str) -> None:
-    try:
-        from .logs import configure_logging
-        from .process import run_server
-    except ImportError as error:
-        raise ConfigError(f"serve needs {error.name}: pip install 'trunkline[server]'") from None
+def _run(settings: ServerSettings, config: Path | None, typed: dict[str, Any], log_level: str) -> None:
     if log_level not in LOG_LEVELS:
         raise ConfigError(f"log_level {log_level!r} is none of {', '.join(LOG_LEVELS)}")
-    configure_logging(log_level)
-    code = run_server(settings, engine)
+    with bound_socket(settings.host, settings.port) as listener:
+        engine = _engine_config(config, typed)
+        try:
+            from .logs import configure_logging
+            from .process import run_server
+        except ImportError as error:
+            raise ConfigError(f"serve needs {error.name}: pip install 'trunkline[server]'") from None
+        configure_logging(log_level)
+        code = run_server(settings, engine, listener)
     if code:
         sys.exit(code)
 

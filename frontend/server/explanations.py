@@ -1,11 +1,11 @@
-"""The partitions of recent prompts, for whoever asks later."""
+"""The partitions of prompts: what may be told of them, and recent ones for whoever asks later."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from typing import Any
 
-__all__ = ["Explanations"]
+__all__ = ["Explanations", "without_others"]
 
 
 class Explanations:
@@ -25,3 +25,16 @@ class Explanations:
         """The explanation of a request, if it is kept and the tenant's own."""
         owner, explanation = self._kept.get(id, (None, None))
         return explanation if owner == tenant else None
+
+
+def without_others(explanation: dict[str, Any]) -> dict[str, Any]:
+    """The partition as if the request's own namespace were the only one: others' prompts stay unknown."""
+    parts: list[dict[str, Any]] = []
+    for part in explanation["parts"]:
+        if part["reason"] == "other_namespace":
+            part = {"start": part["start"], "end": part["end"], "reason": "never_seen"}
+        if parts and parts[-1]["reason"] == part["reason"] == "never_seen":
+            parts[-1] = {**parts[-1], "end": part["end"]}
+        else:
+            parts.append(part)
+    return {**explanation, "parts": parts}

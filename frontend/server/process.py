@@ -11,7 +11,6 @@ from collections.abc import Iterator
 
 import uvicorn
 
-from trunkline.errors import ConfigError
 from trunkline.runtime.engine.async_engine import AsyncEngine
 from trunkline.runtime.engine.config import EngineConfig
 from trunkline.runtime.loading import load_tokenizer
@@ -32,26 +31,12 @@ MAX_HEADER_BYTES = 256 * 1024
 WRITE_GRACE = 5
 
 
-def run_server(settings: ServerSettings, config: EngineConfig) -> int:
-    """Serves until a signal or the end of the engine; returns the exit code.
+def run_server(settings: ServerSettings, config: EngineConfig, listener: socket.socket) -> int:
+    """Serves on a bound socket until a signal or the end of the engine; returns the exit code.
 
-    Raises ConfigError for an address that can't be had, and what the engine raises at its start.
+    Raises what the tokenizer and the engine raise when they can't be loaded.
     """
-    with _bound_socket(settings.host, settings.port) as listener:
-        return asyncio.run(_Process(settings, listener).serve(config))
-
-
-def _bound_socket(host: str, port: int) -> socket.socket:
-    """A socket with its address, not yet listening: taken before the model is loaded."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        raise ConfigError(f"host {host!r}, port {port}: {error.strerror or error}") from None
-    return listener
+    return asyncio.run(_Process(settings, listener).serve(config))
 
 
 class _Server(uvicorn.Server):

@@ -23,7 +23,7 @@ def shared_server(tiny_folder: Path) -> Iterator[Server]:
         *("--kv-cache-tokens", str(KV_TOKENS)),
         *("--max-queue", str(QUEUE_LIMIT)),
         *("--max-body-bytes", str(2 * 2**20)),
-        *("--body-timeout", "1"),
+        *("--body-timeout", "3"),
         key="sk-shared",
     ).started()
     yield server
