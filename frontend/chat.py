@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from trunkline.errors import TrunklineError
-from trunkline.runtime.engine import Engine
-from trunkline.runtime.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from trunkline.runtime.engine import Engine
+    from trunkline.runtime.sampling import SamplingParams
 
 __all__ = ["converse"]
 
