@@ -46,7 +46,8 @@ class Admission:
 
     def admit(self, draft: StepDraft) -> None:
         """Add waiting requests to the draft while there is room."""
-        if self._config.batching == "static" and not self._batch_is_open(draft):
+        is_static = self._config.batching == "static"
+        if is_static and not self._batch_is_open(draft):
             return
         self._forecast = None
         passed_over: set[int] = set()
@@ -55,7 +56,8 @@ class Admission:
         while draft.budget.tokens > 0 and num_parked < MAX_PARKED_PER_STEP:
             state = self._next_candidate(draft, passed_over)
             if state is None or not self._may_have_slot(state, draft):
-                self._batch_opened = None
+                if state is not None or not self._lives.in_flight.num_parked:
+                    self._batch_opened = None
                 return
             self._lives.stats.candidates_examined += 1
             match self._consider(state, draft):
@@ -77,7 +79,7 @@ class Admission:
                     if not self._lives.running:
                         draft.stuck.append(state)
                         return
-                    if state.overtaken >= self._config.max_overtakes:
+                    if is_static or state.overtaken >= self._config.max_overtakes:
                         return
                     passed_over.add(state.seq)
                     no_memory.append(state)

@@ -121,6 +121,18 @@ def test_a_static_batch_fills_over_several_steps_with_those_who_waited_when_it_o
     assert all("a" not in chunks(plan) and "b" not in chunks(plan) for plan in house.plans[first_late:])
 
 
+def test_those_of_a_static_batch_who_wait_for_a_shared_prefix_still_belong_to_it():
+    house = make_house(batching="static")
+    prompt = make_tokens(64)
+    house.add(*(make_request(f"r{i}", prompt, 5) for i in range(3)))
+    house.step()
+    house.add(make_request("late", prompt, 1))
+    house.step()
+    assert sorted(chunks(house.plans[1])) == ["r0", "r1", "r2"]
+    house.run()
+    assert house.runner.num_computed == 64 + 3 + 3 * 4
+
+
 def test_without_prefix_caching_everything_is_computed():
     house = make_house(enable_prefix_caching=False)
     prompt = make_tokens(64)
