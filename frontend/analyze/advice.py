@@ -138,7 +138,7 @@ def _policies(it: Situation) -> Iterator[Advice]:
 
 def _order(it: Situation) -> Iterator[Advice]:
     trace, size = it.trace, it.reasons.capacity
-    if not it.reasons.tokens[Reason.EVICTED].any() or trace.format == "agent sessions":
+    if not it.reasons.tokens[Reason.EVICTED].any() or not trace.has_one_clock:
         return
     if np.isfinite(trace.time).all() and float(trace.time.max()) > ORDER_WINDOW_SECONDS:
         window = (trace.time / ORDER_WINDOW_SECONDS).astype(np.int64)
@@ -152,7 +152,7 @@ def _order(it: Situation) -> Iterator[Advice]:
     yield Advice(
         "order",
         f"Run requests with a common prefix one after the other {said}",
-        "Measured with the requests of each window sorted by prefix; `lpm` and `dfs-weight` of the scheduler do"
+        "Measured with the requests of each window sorted by prefix; lpm and dfs-weight of the scheduler do"
         " so for what is waiting.",
         gain,
         0.0,

@@ -31,7 +31,7 @@ def breakdown(trace: Trace, reasons: Reasons) -> dict[str, list[dict[str, Any]]]
 
 def time_axis(trace: Trace, reasons: Reasons) -> list[dict[str, Any]]:
     """Requests and tokens by reason in equal stretches of time; empty where times are unknown."""
-    if not np.isfinite(trace.time).all() or not len(trace):
+    if not np.isfinite(trace.time).all() or not trace.has_one_clock:
         return []
     span = float(trace.time.max())
     width = next((w for w in _BUCKET_SECONDS if span / w <= _MAX_BUCKETS), span / _MAX_BUCKETS)

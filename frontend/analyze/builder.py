@@ -125,6 +125,7 @@ class TraceBuilder:
             content_of_block=content,
             text=text,
             outputs_cached=self.outputs_cached,
+            has_one_clock=self.has_one_clock,
             skipped=tuple(self.skips.describe()),
             notes=tuple(self.notes) + self._own_notes(),
             server=self.server,

@@ -63,21 +63,29 @@ def fitting(blocks: NDArray[Any], num_tokens: int, block_size: int) -> NDArray[A
 
 
 def read_mooncake(builder: TraceBuilder, row: Mapping[str, Any], number: int, unit: float) -> None:
-    """`timestamp`, `input_length`, `output_length`, `hash_ids`; perhaps `priority` and labels."""
+    """`timestamp`, `input_length`, `output_length`, `hash_ids`; perhaps `priority`, labels, and what `export` adds."""
     length = count(row, "input_length", 1)
+    blocks = fitting(names(row, "hash_ids"), length, builder.block_size)
+    if row.get("block_size", builder.block_size) != builder.block_size:
+        raise BadRecord(f"block_size differs from the first request's {builder.block_size}")
+    builder.outputs_cached |= "output_hash_ids" in row
     builder.add(
         Record(
             id=str(row.get("request_id", row.get("id", number))),
             num_tokens=length,
             num_output_tokens=count(row, "output_length"),
-            time=seconds(row, "timestamp", unit),
-            blocks=fitting(names(row, "hash_ids"), length, builder.block_size),
+            time=seconds(row, "timestamp", unit) if "timestamp" in row else NAN,
+            blocks=np.concatenate([blocks, names(row, "output_hash_ids")])
+            if "output_hash_ids" in row
+            else blocks,
+            num_lookup_blocks=len(blocks),
+            reported_cached=count(row, "cached_tokens") if "cached_tokens" in row else -1,
             priority=count(row, "priority", -(2**31)) if "priority" in row else 0,
             labels={
                 "namespace": str(row.get("namespace", row.get("cache_salt", ""))),
                 "tenant": str(row.get("tenant", row.get("user", ""))),
                 "model": str(row.get("model", "")),
-                "session": str(row.get("session_id", "")),
+                "session": str(row.get("session_id", row.get("session", ""))),
                 "call_site": str(row.get("call_site", "")),
             },
         )

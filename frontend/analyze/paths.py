@@ -14,8 +14,8 @@ from .types import Int32Array, Int64Array
 def first_new(numbers: Int32Array, indptr: Int64Array) -> Int64Array:
     """For each path the number that the next new prefix would have gotten: lower ones are old."""
     highest: Int64Array = np.maximum.accumulate(np.concatenate([[-1], _last(numbers, indptr)]))
-    first: Int64Array = np.add(highest[:-1], 1)
-    return first
+    highest += 1
+    return highest[:-1]
 
 
 def num_seen(numbers: Int32Array, indptr: Int64Array) -> Int64Array:

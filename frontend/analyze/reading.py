@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -177,7 +177,7 @@ def _kind_of(row: Row, options: InputOptions) -> _Kind | None:
         if "hash_ids" in row and "parent_chat_id" in row:
             return _Kind("Bailian", BailianReader(), options.block_size or BAILIAN_BLOCK_SIZE, 1.0)
         if "hash_ids" in row and "input_length" in row:
-            return _Kind("Mooncake", read_mooncake, options.block_size or MOONCAKE_BLOCK_SIZE, 1e-3)
+            return _Kind("Mooncake", read_mooncake, _block_size(row, options, MOONCAKE_BLOCK_SIZE), 1e-3)
         if "requests" in row and "block_size" in row:
             return _Kind("agent sessions", SessionReader(), count(row, "block_size", 1), 1.0, False)
         replay = _replay(row)
@@ -186,6 +186,12 @@ def _kind_of(row: Row, options: InputOptions) -> _Kind | None:
     except BadRecord:
         return None
     return _text_kind(row, options)
+
+
+def _block_size(row: Row, options: InputOptions, usual: int) -> int:
+    if options.block_size is not None:
+        return options.block_size
+    return count(row, "block_size", 1) if "block_size" in row else usual
 
 
 def _text_kind(row: Row, options: InputOptions) -> _Kind | None:
@@ -217,10 +223,8 @@ def _nothing(source: Source) -> InputError:
 
 def _doubted(trace: Trace) -> Trace:
     """The same trace, with a note when its times can hardly be in the unit they were read in."""
-    from dataclasses import replace
-
     known = trace.time[np.isfinite(trace.time)]
-    if len(known) < 100 or trace.format == "agent sessions":
+    if len(known) < 100 or not trace.has_one_clock:
         return trace
     span = float(known.max() - known.min())
     rate = trace.total_tokens / span if span else float("inf")

@@ -42,7 +42,8 @@ class Trace:
     (longer where its answer is known to be cached as well).
 
     `time` and `first_token_time` are seconds from the first request (NaN unknown), `reported_cached` is what a
-    server said (-1 unknown), `preempted_tokens` what it computed again. `content_of_block` numbers blocks
+    server said (-1 unknown), `preempted_tokens` what it computed again. `has_one_clock` is False where times of
+    different sessions can't be compared. `content_of_block` numbers blocks
     without regard to the namespace; None when there is one namespace.
     """
 
@@ -70,6 +71,7 @@ class Trace:
     content_of_block: Int32Array | None
     text: TokenText | None
     outputs_cached: bool
+    has_one_clock: bool = True
     skipped: tuple[Mapping[str, Any], ...] = ()
     notes: tuple[str, ...] = ()
     server: Mapping[str, Any] = field(default_factory=dict)
