@@ -89,6 +89,32 @@ def test_a_quick_resume_rereads_what_is_still_cached():
     assert house.answers["b"] == answer_of(make_request("b", 16).prompt, 8)
 
 
+def test_a_victim_commits_even_the_tail_so_that_nothing_is_computed_twice():
+    house = make_house(max_num_seqs=1, scheduling_policy="priority")
+    house.add(make_request("victim", 21, 9))
+    for _ in range(4):
+        house.step()
+    house.add(make_request("urgent", 20, 2, priority=1))
+    house.run()
+    assert house.ends["victim"].num_preemptions == 1
+    assert house.scheduler.stats().num_recomputed_tokens == 0
+    assert house.scheduler.stats().num_reread_tokens == 21 + 3
+
+
+def test_pages_that_a_match_will_hold_are_not_counted_as_room():
+    house = make_house(num_pages=10, page_size=4)
+    prompt = make_tokens(20)
+    house.add(make_request("cached", prompt, 1))
+    house.run()
+    house.add(make_request("holder", 16, 8))
+    house.step()
+    house.add(make_request("reader", np.append(prompt, np.int32(1)), 8))
+    house.run()
+    # Beside the holder there is room for the five cached pages and one more, and both of them grow.
+    assert house.scheduler.stats().num_preemptions == 0
+    assert list(house.ends) == ["cached", "holder", "reader"]
+
+
 def test_two_requests_that_need_one_page_more_than_there_is_finish_one_after_the_other():
     house = make_house(num_pages=5, page_size=4)
     optimistic(house)

@@ -253,6 +253,18 @@ def test_a_failed_request_leaves_nothing_in_the_cache():
     assert house.is_idle_and_clean()
 
 
+def test_a_request_that_fails_later_keeps_nothing_of_the_failing_step_or_its_open_page():
+    house = make_house()
+    request = make_request("bad", 20, 9)
+    house.add(request)
+    for _ in range(4):
+        house.step()
+    house.step(failed={"bad": "logits are not finite"})
+    history = np.concatenate([request.prompt, house.answers["bad"], [0]]).astype(np.int32)
+    assert house.cache.match(history).num_tokens == 20
+    assert house.is_idle_and_clean()
+
+
 def test_plan_and_result_come_strictly_in_turn():
     house = make_house()
     house.add(make_request("a"))
