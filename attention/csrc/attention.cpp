@@ -1,7 +1,7 @@
 // Computing one layer.
 //
-// A work item is a block and one KV head. Its query rows are tokens x heads of the group, so that a tile
-// of keys and values that was packed once serves all of them:
+// A block's query rows for one KV head are tokens x heads of the group: a tile of keys and values that was
+// packed once serves all of them.
 //
 //     for each tile of 128 keys          packed: keys 128 x head_dim, values 128 x head_dim
 //       for each 32 query rows           in the level-1 cache: scores 32 x 128
@@ -33,22 +33,23 @@ class Worker {
  public:
   Worker(const PagedAttention& attention, const Layer& layer, Buffer& scratch);
 
-  // Block `next` and `next_head` are what this thread will probably work on afterwards.
-  void whole(const Block& block, int head, const Block* next, int next_head);
-  void partial(const Block& block, int head, const Block* next, int next_head);
+  void whole(const Block& block, int head);
+  // `next` is what this thread will probably work on afterwards, or null.
+  void partial(const Block& block, const Block* next);
 
  private:
   using Element = typename Math::Element;
   struct Tile {
-    int64_t offsets[kTile];
+    int64_t offsets[kTile];  // of the first head's keys and values
     int valid = 0;
   };
 
   int token(const Block& block, int row) const { return a_.tokens_[static_cast<size_t>(block.first + row / a_.group_)]; }
   Visible visible(const Block& block, int row, int tile) const;
   void load_queries(const Block& block, int head);
-  void locate(const Block& block, int tile, int head, Tile& found) const;
-  void pack(const Tile& tile, const Tile& next);
+  void locate(const Block& block, int tile, Tile& found) const;
+  void pack(const Tile& tile, int head, const Tile& next, bool next_is_same_head);
+  void save_partial(const Block& block, int head, int first_row, int num_rows);
   void rows_of_tile(const Block& block, int first_row, int num_rows, int tile);
   void merge_rows(int first_row, int num_rows);
 
@@ -122,24 +123,29 @@ void Worker<Math, T>::load_queries(const Block& block, int head) {
 }
 
 template <class Math, class T>
-void Worker<Math, T>::locate(const Block& block, int tile, int head, Tile& found) const {
+void Worker<Math, T>::locate(const Block& block, int tile, Tile& found) const {
   const int page_size = a_.shape_.page_size, start = tile * kTile;
   found.valid = std::min(kTile, a_.num_keys(block.request) - start);
   const int32_t* page = a_.pages(block.request) + start / page_size;
   int slot = start % page_size;
   for (int i = 0; i < found.valid; ++page, slot = 0) {
-    int64_t offset = *page * layer_.page_stride + slot * layer_.slot_stride + head * layer_.kv_head_stride;
+    int64_t offset = *page * layer_.page_stride + slot * layer_.slot_stride;
     for (; slot < page_size && i < found.valid; ++slot, ++i, offset += layer_.slot_stride) found.offsets[i] = offset;
   }
 }
 
 template <class Math, class T>
-void Worker<Math, T>::pack(const Tile& tile, const Tile& next) {
-  const auto* k = static_cast<const T*>(layer_.k);
-  const auto* v = static_cast<const T*>(layer_.v);
-  const int tokens = std::min(kTile, round_up(tile.valid, kRowStep));
-  pack_keys<Math>(TileRows<T>{k, tile.offsets, tile.valid, k, next.offsets, next.valid}, head_dim_, tokens, keys_);
-  pack_values<Math>(TileRows<T>{v, tile.offsets, tile.valid, v, next.offsets, next.valid}, head_dim_, tokens, values_);
+void Worker<Math, T>::pack(const Tile& tile, int head, const Tile& next, bool next_is_same_head) {
+  const int64_t at = head * layer_.kv_head_stride;
+  const T* k = static_cast<const T*>(layer_.k);
+  const T* v = static_cast<const T*>(layer_.v);
+  const int tokens = std::min(kTile, round_up(tile.valid, kRowStep)), heads = a_.shape_.num_kv_heads;
+  const auto ahead = [&](const T* base) {
+    return next_is_same_head ? Ahead<T>{base + at, next.offsets, next.valid, head_dim_, 0, 1}
+                             : Ahead<T>{base, next.offsets, next.valid, head_dim_ * heads, head, heads};
+  };
+  pack_keys<Math>(TileRows<T>{k + at, tile.offsets, tile.valid, ahead(k)}, head_dim_, tokens, keys_);
+  pack_values<Math>(TileRows<T>{v + at, tile.offsets, tile.valid, ahead(v)}, head_dim_, tokens, values_);
 }
 
 // Leaves the tile's result for these rows in tile_out_, tile_peaks_ and tile_sums_.
@@ -176,7 +182,7 @@ void Worker<Math, T>::merge_rows(int first_row, int num_rows) {
 }
 
 template <class Math, class T>
-void Worker<Math, T>::whole(const Block& block, int head, const Block* next, int next_head) {
+void Worker<Math, T>::whole(const Block& block, int head) {
   const int rows = block.count * a_.group_;
   load_queries(block, head);
   std::fill(out_, out_ + static_cast<ptrdiff_t>(rows) * value_cols_, 0.0f);
@@ -187,15 +193,12 @@ void Worker<Math, T>::whole(const Block& block, int head, const Block* next, int
   // The first token's window reaches back furthest.
   if (layer_.window > 0)
     tile = std::max(tile, (a_.limits_[static_cast<size_t>(token(block, 0))] - layer_.window) / kTile);
-  locate(block, tile, head, tiles_[tile % 2]);
+  locate(block, tile, tiles_[tile % 2]);
   for (; tile <= last_tile; ++tile) {
-    Tile& following = tiles_[(tile + 1) % 2];
-    following.valid = 0;
-    if (tile < last_tile)
-      locate(block, tile + 1, head, following);
-    else if (next != nullptr)
-      locate(*next, next->first_tile, next_head, following);
-    pack(tiles_[tile % 2], following);
+    Tile& next = tiles_[(tile + 1) % 2];
+    next.valid = 0;
+    if (tile < last_tile) locate(block, tile + 1, next);
+    pack(tiles_[tile % 2], head, next, true);
     for (int row = 0; row < rows; row += kRowStep) {
       const int count = std::min(kRowStep, rows - row);
       rows_of_tile(block, row, count, tile);
@@ -210,26 +213,33 @@ void Worker<Math, T>::whole(const Block& block, int head, const Block* next, int
 }
 
 template <class Math, class T>
-void Worker<Math, T>::partial(const Block& block, int head, const Block* next, int next_head) {
+void Worker<Math, T>::partial(const Block& block, const Block* next) {
   const int rows = block.count * a_.group_, tile = block.first_tile;
-  load_queries(block, head);
-  locate(block, tile, head, tiles_[0]);
+  locate(block, tile, tiles_[0]);
   tiles_[1].valid = 0;
-  if (next != nullptr) locate(*next, next->first_tile, next_head, tiles_[1]);
-  pack(tiles_[0], tiles_[1]);
-  for (int first = 0; first < rows; first += kRowStep) {
-    const int count = std::min(kRowStep, rows - first);
-    rows_of_tile(block, first, count, tile);
-    for (int i = 0; i < count; ++i) {
-      const int row = first + i;
-      const ptrdiff_t partial = a_.first_partial_[static_cast<size_t>(token(block, row))] + tile;
-      const ptrdiff_t index = partial * a_.shape_.num_heads + head * a_.group_ + row % a_.group_;
-      memcpy(a_.partials_.template data<float>() + index * head_dim_, tile_out_ + static_cast<ptrdiff_t>(i) * value_cols_,
-             sizeof(float) * static_cast<size_t>(head_dim_));
-      float* stats = a_.partial_stats_.template data<float>() + index * 2;
-      stats[0] = tile_peaks_[i];
-      stats[1] = tile_sums_[i];
+  if (next != nullptr) locate(*next, next->first_tile, tiles_[1]);
+  for (int head = 0; head < a_.shape_.num_kv_heads; ++head) {
+    load_queries(block, head);
+    pack(tiles_[0], head, tiles_[1], false);
+    for (int row = 0; row < rows; row += kRowStep) {
+      const int count = std::min(kRowStep, rows - row);
+      rows_of_tile(block, row, count, tile);
+      save_partial(block, head, row, count);
     }
+  }
+}
+
+template <class Math, class T>
+void Worker<Math, T>::save_partial(const Block& block, int head, int first_row, int num_rows) {
+  for (int i = 0; i < num_rows; ++i) {
+    const int row = first_row + i;
+    const ptrdiff_t partial = a_.first_partial_[static_cast<size_t>(token(block, row))] + block.first_tile;
+    const ptrdiff_t index = partial * a_.shape_.num_heads + head * a_.group_ + row % a_.group_;
+    memcpy(a_.partials_.template data<float>() + index * head_dim_, tile_out_ + static_cast<ptrdiff_t>(i) * value_cols_,
+           sizeof(float) * static_cast<size_t>(head_dim_));
+    float* stats = a_.partial_stats_.template data<float>() + index * 2;
+    stats[0] = tile_peaks_[i];
+    stats[1] = tile_sums_[i];
   }
 }
 
@@ -259,25 +269,33 @@ void PagedAttention::merge_partials(const Layer& layer, int index) {
   }
 }
 
+// Whether no token of a partial block sees any of its keys; nobody reads what it would compute.
+bool PagedAttention::is_beyond_window(const Block& block, int window) const {
+  if (window == 0) return false;
+  const int end = (block.first_tile + 1) * kTile;
+  for (int i = 0; i < block.count; ++i)
+    if (limits_[static_cast<size_t>(tokens_[static_cast<size_t>(block.first + i)])] - window < end) return false;
+  return true;
+}
+
 template <class Math, class T>
 void PagedAttention::run_as(const Layer& layer) {
   const int heads = shape_.num_kv_heads;
-  const int num_whole = static_cast<int>(whole_.size()) * heads, num_partial = static_cast<int>(partial_.size()) * heads;
+  const int num_whole = static_cast<int>(whole_.size()) * heads, num_partial = static_cast<int>(partial_.size());
   const int num_split = static_cast<int>(split_tokens_.size());
-  // Neighbouring items read neighbouring memory: a thread takes several at once where there are many.
-  const int several = std::clamp(num_partial / (layer.num_threads * 8), 1, 4 * heads);
+  // A thread takes neighbours where there are many, so that what it fetches ahead is what it works on.
+  const int several = std::clamp(num_partial / (layer.num_threads * 8), 1, 4);
 #pragma omp parallel num_threads(layer.num_threads) if (num_whole + num_partial > 1)
   {
     Math::begin();
     Worker<Math, T> worker(*this, layer, scratch_[static_cast<size_t>(omp_get_thread_num())]);
 #pragma omp for schedule(dynamic, 1) nowait
-    for (int item = 0; item < num_whole; ++item)
-      worker.whole(whole_[static_cast<size_t>(item / heads)], item % heads, nullptr, 0);
+    for (int item = 0; item < num_whole; ++item) worker.whole(whole_[static_cast<size_t>(item / heads)], item % heads);
 #pragma omp for schedule(dynamic, several)
     for (int item = 0; item < num_partial; ++item) {
-      const int next = item + 1;
-      worker.partial(partial_[static_cast<size_t>(item / heads)], item % heads,
-                     next < num_partial ? &partial_[static_cast<size_t>(next / heads)] : nullptr, next % heads);
+      const Block* block = &partial_[static_cast<size_t>(item)];
+      if (is_beyond_window(*block, layer.window)) continue;
+      worker.partial(*block, item + 1 < num_partial ? block + 1 : nullptr);
     }
     Math::end();
 #pragma omp for schedule(static)

@@ -68,6 +68,7 @@ class PagedAttention {
   void plan_whole(int request);
   void plan_split(int request);
   void lay_out_tokens();
+  bool is_beyond_window(const Block& block, int window) const;
   template <class Math, class T>
   void run_as(const Layer& layer);
   template <class T>

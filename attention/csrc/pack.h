@@ -13,20 +13,32 @@
 
 namespace trunkline {
 
+// What will be read next: rows that are fetched in ascending order, as memory likes it. Where several heads
+// are worked on in turn, each fetches its share of whole rows, with the keys or values of all heads.
+template <class T>
+struct Ahead {
+  const T* base;
+  const int64_t* offsets;
+  int valid;
+  int row_size;
+  int share, num_shares;
+
+  // Called for every token of a tile of `tokens`; fetches the rows that are due.
+  void fetch(int token, int tokens) const {
+    const int at = share * tokens + token;
+    if (at % num_shares == 0 && at / num_shares < valid) prefetch(base + offsets[at / num_shares], row_size);
+  }
+};
+
 // Where the rows of a tile of keys or values lie. The offsets serve the keys and the values.
 template <class T>
 struct TileRows {
   const T* base;
   const int64_t* offsets;
   int valid;
-  const T* next_base;
-  const int64_t* next_offsets;
-  int next_valid;
+  Ahead<T> ahead;
 
   const T* row(int token) const { return base + offsets[token]; }
-  void prefetch_next(int token, int head_dim) const {
-    if (token < next_valid) prefetch(next_base + next_offsets[token], head_dim);
-  }
 };
 
 template <class Math, class T>
@@ -53,7 +65,7 @@ inline void pack_keys(const TileRows<T>& keys, int head_dim, int tokens, const P
   for (int token = 0; token < tokens; token += kWidth) {
     Word* const column = panel.at(0, token);
     const int stride = panel.strip_cols(token);
-    for (int i = 0; i < kWidth; ++i) keys.prefetch_next(token + i, head_dim);
+    for (int i = 0; i < kWidth; ++i) keys.ahead.fetch(token + i, tokens);
     for (int word = 0; word < words; word += kWidth) {
       Bits square[kWidth];
       if (token + kWidth <= keys.valid && word + kWidth <= whole_words) {
@@ -95,7 +107,7 @@ inline void pack_values(const TileRows<T>& values, int head_dim, int tokens, con
     const T* part_rows[2];
     const int whole = head_dim / kWidth * kWidth;
     for (int i = 0; i < Math::kPerWord; ++i) {
-      values.prefetch_next(token + i, head_dim);
+      values.ahead.fetch(token + i, tokens);
       rows[i] = token + i < values.valid ? values.row(token + i) : zeros;
       if (whole < cols) memcpy(parts[i], rows[i] + whole, sizeof(T) * static_cast<size_t>(head_dim - whole));
       part_rows[i] = parts[i];
