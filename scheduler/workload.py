@@ -46,9 +46,8 @@ class SimulatedRequest:
 
     def prompt(self) -> Int32Array:
         """The prompt's token ids. O(tokens), built anew at each call."""
-        ends = np.cumsum(self.range_lengths)
-        offsets = np.repeat(self.range_starts - (ends - self.range_lengths), self.range_lengths)
-        return (offsets + np.arange(ends[-1])).astype(np.int32)
+        ranges = zip(self.range_starts.tolist(), self.range_lengths.tolist(), strict=True)
+        return np.concatenate([np.arange(start, start + length, dtype=np.int32) for start, length in ranges])
 
 
 @dataclass(frozen=True, slots=True)
