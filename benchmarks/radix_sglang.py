@@ -102,7 +102,11 @@ class Theirs:
         return self.module.MatchPrefixParams(key=key)
 
     def match(self, prepared: Any) -> int:
-        return len(self.cache.match_prefix(prepared).device_indices)
+        """Without the slots of the matched tokens, which newer versions gather in a further call."""
+        found = self.cache.match_prefix(prepared)
+        if hasattr(found, "device_prefix_len"):
+            return int(found.device_prefix_len)
+        return len(found.device_indices)
 
     def prepare_commit(self, tokens: np.ndarray) -> Any:
         key = self.module.RadixKey(token_ids=array("q", tokens.tolist()))

@@ -68,6 +68,21 @@ def test_priority_of_a_page_is_that_of_its_most_important_request() -> None:
     assert order(cache, NAMES) == ["b", "c", "d", "e", "a"]
 
 
+@pytest.mark.parametrize(("policy", "settings"), [("priority", {"priority": 5}), ("fifo", {}), ("lfu", {})])
+def test_a_fuller_page_keeps_the_past_of_the_one_it_replaces(policy: str, settings: dict[str, int]) -> None:
+    """The first page was stored first, has a hit and an important request; filling it up changes none of it."""
+    cache = make_cache(page_size=4, num_pages=16, eviction_policy=policy)
+    serve(cache, array(1, 2), **settings)
+    cache.release(cache.acquire(cache.match(array(1, 2, 9))))
+    serve(cache, array(50, 51, 52, 53))
+    before = cache.match(array(1, 2, 9)).partial_page
+    serve(cache, array(1, 2, 3))
+    assert cache.match(array(1, 2, 3, 9)).partial_page != before
+    evict(cache, 1)
+    first_gone = cached(cache, array(1, 2, 3)) == 0
+    assert first_gone == (policy == "fifo")
+
+
 def test_gdsf_gives_up_what_is_cheap_to_compute_again_for_its_hits() -> None:
     """A page deep in a long prompt is dearer than a page at the front; a hit doubles a page's worth."""
     cache = make_cache(page_size=1024, num_pages=64, eviction_policy="gdsf")
