@@ -115,6 +115,16 @@ def test_pages_that_a_match_will_hold_are_not_counted_as_room():
     assert list(house.ends) == ["cached", "holder", "reader"]
 
 
+def test_a_prompt_that_fills_the_pool_is_answered_again_though_there_is_no_room_to_copy_a_page():
+    house = make_house(num_pages=2, page_size=4)
+    prompt = make_tokens(8)
+    for name in ("first", "again"):
+        house.add(make_request(name, prompt, 1))
+        house.run()
+    assert house.answers["first"] == house.answers["again"] == answer_of(prompt, 1)
+    assert house.ends["again"].num_cached_tokens == 4
+
+
 def test_two_requests_that_need_one_page_more_than_there_is_finish_one_after_the_other():
     house = make_house(num_pages=5, page_size=4)
     optimistic(house)
