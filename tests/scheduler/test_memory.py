@@ -147,6 +147,23 @@ def test_swapped_pages_come_back_from_the_host_where_the_tree_has_lost_them():
     assert house.is_idle_and_clean()
 
 
+def test_a_swapped_request_whose_shared_prefix_is_gone_is_computed_again():
+    house = make_house(num_pages=16, page_size=4, preemption_mode="swap", num_host_pages=32)
+    optimistic(house)
+    prefix = make_tokens(16)
+    house.add(make_request("seed", prefix, 1))
+    house.run()
+    victim = make_request("victim", np.concatenate([prefix, make_tokens(8, 1)]), 20)
+    house.add(make_request("holder", 20, 44), victim)
+    house.run()
+    stats = house.scheduler.stats()
+    assert house.ends["victim"].num_cached_tokens == 16
+    assert stats.num_swapped_out == 1
+    assert stats.num_swapped_in_tokens == 0
+    assert house.answers["victim"] == answer_of(victim.prompt, 20)
+    assert house.is_idle_and_clean()
+
+
 def test_a_swapped_request_that_is_aborted_gives_its_host_pages_back():
     house = make_house(num_pages=16, page_size=4, preemption_mode="swap", num_host_pages=32)
     optimistic(house)
