@@ -17,8 +17,8 @@ LEVELS = {
     "plain": [],
     "avx2": AVX2,
     "avx512": AVX512,
-    "avx512_bf16": [*AVX512, "-mavx512bf16"],
-    "amx": [*AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16", "-mamx-int8"],
+    "avx512_bf16": [*AVX512, "-mavx512bf16", "-mavx512vnni"],
+    "amx": [*AVX512, "-mavx512bf16", "-mavx512vnni", "-mamx-tile", "-mamx-bf16", "-mamx-int8"],
 }
 # -fopenmp for the compiler only: at run time the symbols come from the OpenMP runtime that torch has loaded.
 FLAGS = [
@@ -30,7 +30,7 @@ FLAGS = [
     "-fno-math-errno",
     "-fvisibility=hidden",
 ]
-QUIET = ["-Wno-psabi", "-Wno-ignored-attributes", "-Wno-maybe-uninitialized"]
+QUIET = ["-Wno-psabi", "-Wno-ignored-attributes", "-Wno-maybe-uninitialized", "-Wno-uninitialized"]
 
 
 class BuildNative(build_ext):

@@ -104,6 +104,20 @@ class Store(ctypes.Structure):
     ]
 
 
+class Int8Linear(ctypes.Structure):
+    """linear_int8.cpp: Int8Linear."""
+
+    _fields_ = [
+        *(
+            (name, ctypes.c_void_p)
+            for name in ("x", "weight", "weight_scale", "weight_sum", "bias", "out", "bytes", "row_scale")
+        ),
+        ("x_stride", ctypes.c_int64),
+        *((name, ctypes.c_int32) for name in ("rows", "in_features", "words", "out_features")),
+        *((name, ctypes.c_int32) for name in ("storage", "num_threads")),
+    ]
+
+
 _CALLS: dict[str, list[Any]] = {
     "attention_new": [ctypes.POINTER(Shape)],
     "attention_free": [ctypes.c_void_p],
@@ -113,6 +127,7 @@ _CALLS: dict[str, list[Any]] = {
     "silu_mul": [ctypes.POINTER(SiluMul)],
     "rotary_store": [ctypes.POINTER(RotaryStore)],
     "store": [ctypes.POINTER(Store)],
+    "int8_linear": [ctypes.POINTER(Int8Linear)],
 }
 
 
@@ -127,10 +142,12 @@ class Library:
     silu_mul: Callable[[SiluMul], None]
     rotary_store: Callable[[RotaryStore], None]
     store: Callable[[Store], None]
+    int8_linear: Callable[[Int8Linear], None]
 
     def __init__(self, level: str) -> None:
         self.level = level
         self._lib = _open(level)
+        self.strip: int = self._lib.trunkline_strip()  # columns of a packed matrix that lie together
         for name, arguments in _CALLS.items():
             function = self._lib[f"trunkline_{name}"]
             function.argtypes = arguments

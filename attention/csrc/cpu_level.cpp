@@ -9,14 +9,14 @@ static bool amx_permitted() {
   constexpr long kArchReqXcompPerm = 0x1023, kTileData = 18;
   unsigned a, b, c, d;
   if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
-  constexpr unsigned kAmxBf16 = 1u << 22, kAmxTile = 1u << 24;
-  return (d & kAmxBf16) && (d & kAmxTile) && syscall(SYS_arch_prctl, kArchReqXcompPerm, kTileData) == 0;
+  constexpr unsigned kAmxBf16 = 1u << 22, kAmxTile = 1u << 24, kAmxInt8 = 1u << 25;
+  return (d & kAmxBf16) && (d & kAmxTile) && (d & kAmxInt8) && syscall(SYS_arch_prctl, kArchReqXcompPerm, kTileData) == 0;
 }
 #else
 static bool amx_permitted() { return false; }
 #endif
 
-// 0 plain, 1 AVX2, 2 AVX-512, 3 AVX-512 with bf16, 4 AMX: what lies below a level is there as well.
+// 0 plain, 1 AVX2, 2 AVX-512, 3 AVX-512 with bf16 and VNNI, 4 AMX: what lies below a level is there as well.
 extern "C" __attribute__((visibility("default"))) int trunkline_cpu_level() {
 #if defined(__x86_64__)
   __builtin_cpu_init();
@@ -24,7 +24,7 @@ extern "C" __attribute__((visibility("default"))) int trunkline_cpu_level() {
   if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
       !__builtin_cpu_supports("avx512vl") || !__builtin_cpu_supports("avx512dq"))
     return 1;
-  if (!__builtin_cpu_supports("avx512bf16")) return 2;
+  if (!__builtin_cpu_supports("avx512bf16") || !__builtin_cpu_supports("avx512vnni")) return 2;
   return amx_permitted() ? 4 : 3;
 #else
   return 0;

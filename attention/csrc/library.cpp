@@ -1,6 +1,7 @@
 // The C interface that trunkline.attention.native calls. One translation unit, compiled once per level.
 #include "attention.cpp"
 #include "attention_plan.cpp"
+#include "linear_int8.cpp"
 #include "norm.cpp"
 #include "rotary.cpp"
 #include "silu.cpp"
@@ -17,3 +18,5 @@ EXPORT void trunkline_norm(const Norm* job) { run(*job); }
 EXPORT void trunkline_rotary_store(const RotaryStore* job) { run(*job); }
 EXPORT void trunkline_store(const Store* job) { run(*job); }
 EXPORT void trunkline_silu_mul(const SiluMul* job) { run(*job); }
+EXPORT void trunkline_int8_linear(const Int8Linear* job) { run(*job); }
+EXPORT int trunkline_strip() { return kStrip; }

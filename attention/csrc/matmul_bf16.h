@@ -16,7 +16,6 @@ struct PairMath {
     return Vec(_mm512_dpbf16_ps(__m512(sum), __m512bh(_mm512_set1_epi32(static_cast<int>(a))), __m512bh(b)));
   }
 };
-using Bf16Math = PairMath;
 #endif
 
 #if defined(__AMX_BF16__)
@@ -42,9 +41,7 @@ struct TileMath : PairMath {
   }
   static void end() { _tile_release(); }
 };
-using Bf16Tiles = TileMath;
-
-template <bool kTwoRows, bool kTwoCols>
+template <class Math, bool kTwoRows, bool kTwoCols>
 inline void matmul_tiles(const Word* a, int a_stride, const Word* b, int b_stride, float* c, int c_stride, int words) {
   const size_t a_bytes = 4 * static_cast<size_t>(a_stride);
   const size_t b_bytes = 4 * static_cast<size_t>(b_stride);
@@ -54,16 +51,25 @@ inline void matmul_tiles(const Word* a, int a_stride, const Word* b, int b_strid
   if (kTwoCols) _tile_zero(1);
   if (kTwoRows) _tile_zero(2);
   if (kTwoRows && kTwoCols) _tile_zero(3);
+  constexpr bool kBytes = Math::kPerWord == 4;
   for (int k = 0; k < words; k += 16) {
     const Word* row = b + static_cast<ptrdiff_t>(k) * b_stride;
     _tile_loadd(4, a + k, a_bytes);
     _tile_loadd(6, row, b_bytes);
-    _tile_dpbf16ps(0, 4, 6);
     if (kTwoCols) _tile_loadd(7, row + 16, b_bytes);
-    if (kTwoCols) _tile_dpbf16ps(1, 4, 7);
     if (kTwoRows) _tile_loadd(5, a_low + k, a_bytes);
-    if (kTwoRows) _tile_dpbf16ps(2, 5, 6);
-    if (kTwoRows && kTwoCols) _tile_dpbf16ps(3, 5, 7);
+    // The numbers of tiles are part of an instruction: no function can take them as arguments.
+    if constexpr (kBytes) {
+      _tile_dpbusd(0, 4, 6);
+      if (kTwoCols) _tile_dpbusd(1, 4, 7);
+      if (kTwoRows) _tile_dpbusd(2, 5, 6);
+      if (kTwoRows && kTwoCols) _tile_dpbusd(3, 5, 7);
+    } else {
+      _tile_dpbf16ps(0, 4, 6);
+      if (kTwoCols) _tile_dpbf16ps(1, 4, 7);
+      if (kTwoRows) _tile_dpbf16ps(2, 5, 6);
+      if (kTwoRows && kTwoCols) _tile_dpbf16ps(3, 5, 7);
+    }
   }
   float* c_low = c + 16 * static_cast<ptrdiff_t>(c_stride);
   _tile_stored(0, c, c_bytes);
@@ -72,9 +78,9 @@ inline void matmul_tiles(const Word* a, int a_stride, const Word* b, int b_strid
   if (kTwoRows && kTwoCols) _tile_stored(3, c_low + 16, c_bytes);
 }
 
-template <>
-inline void matmul<TileMath>(const Word* a, int a_stride, const Panel& b, float* c, int c_stride, int rows, int cols,
-                             int words) {
+template <class Math>
+inline void matmul_by_tiles(const Word* a, int a_stride, const Panel& b, float* c, int c_stride, int rows, int cols,
+                            int words) {
   for (int col = 0; col < cols; col += 32) {
     const int b_stride = b.strip_cols(col);
     const Word* strip = b.at(0, col);
@@ -82,11 +88,17 @@ inline void matmul<TileMath>(const Word* a, int a_stride, const Panel& b, float*
     for (int r = 0; r < rows; r += 32) {
       const Word* a_rows = a + static_cast<ptrdiff_t>(r) * a_stride;
       float* c_rows = c + static_cast<ptrdiff_t>(r) * c_stride + col;
-      const auto block = r + 16 < rows ? (two_cols ? matmul_tiles<true, true> : matmul_tiles<true, false>)
-                                       : (two_cols ? matmul_tiles<false, true> : matmul_tiles<false, false>);
+      const auto block = r + 16 < rows ? (two_cols ? matmul_tiles<Math, true, true> : matmul_tiles<Math, true, false>)
+                                       : (two_cols ? matmul_tiles<Math, false, true> : matmul_tiles<Math, false, false>);
       block(a_rows, a_stride, strip, b_stride, c_rows, c_stride, words);
     }
   }
+}
+
+template <>
+inline void matmul<TileMath>(const Word* a, int a_stride, const Panel& b, float* c, int c_stride, int rows, int cols,
+                             int words) {
+  matmul_by_tiles<TileMath>(a, a_stride, b, c, c_stride, rows, cols, words);
 }
 #endif
 

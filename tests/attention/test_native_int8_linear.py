@@ -1,0 +1,62 @@
+"""Int8 linears at every level: exact whole numbers inside, close to the float product."""
+
+import pytest
+import torch
+
+from tests.attention.native_levels import LEVELS, at_every_level, needs_native
+from trunkline.attention.int8_linear import Int8Linear
+
+pytestmark = needs_native
+
+
+def operands(rows: int, cols: int, outputs: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+    generator = torch.Generator().manual_seed(rows + cols + outputs)
+    x = torch.randn(rows, cols + 3, generator=generator).to(dtype)[:, :cols]
+    return x, torch.randn(outputs, cols, generator=generator), torch.randn(outputs, generator=generator)
+
+
+def int8_product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """The same in float64, where all whole numbers that occur are exact."""
+    row_scale = (x.float().abs().amax(1, keepdim=True) / 127).double()
+    scale = (weight.abs().amax(1) / 127).double()
+    # Rounded as the kernel does, after a product with the reciprocal in float32.
+    inverse = torch.where(row_scale > 0, 1 / row_scale.float(), 0.0)
+    q = (x.float() * inverse).round().double()
+    w = (weight / scale.float()[:, None]).round().double()
+    return (q @ w.T) * row_scale * scale + bias.double()
+
+
+@at_every_level
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("rows", "cols", "outputs"), [(1, 576, 960), (5, 70, 33), (16, 64, 64), (37, 129, 100), (64, 1536, 576)]
+)
+def test_the_product_of_the_rounded_factors_is_exact(
+    level: str, rows: int, cols: int, outputs: int, dtype: torch.dtype
+) -> None:
+    x, weight, bias = operands(rows, cols, outputs, dtype)
+    x[rows // 2] = 0
+    found = Int8Linear(weight, bias, level)(x)
+    expected = int8_product(x, weight, bias)
+    error = (found.double() - expected).abs() / expected.abs().clamp(min=1)
+    print(f"largest difference {error.max():.2e} at {int(error.argmax())}")
+    assert found.dtype == dtype
+    assert error.max() < (4e-3 if dtype == torch.bfloat16 else 2e-6)
+
+
+def test_every_level_and_batch_size_gives_the_same_bits() -> None:
+    x, weight, _ = operands(70, 200, 130, torch.float32)
+    layers = [Int8Linear(weight, None, level) for level in LEVELS]
+    expected = layers[0](x)
+    for layer in layers:
+        assert torch.equal(layer(x), expected)
+        assert torch.equal(torch.cat([layer(x[:1]), layer(x[1:34]), layer(x[34:])]), expected)
+
+
+@at_every_level
+def test_it_is_close_to_the_float_product(level: str) -> None:
+    x, weight, bias = operands(20, 576, 300, torch.float32)
+    exact = x @ weight.T + bias
+    error = (Int8Linear(weight, bias, level)(x) - exact).norm() / exact.norm()
+    print(f"relative error {error:.2e}")
+    assert error < 0.012
