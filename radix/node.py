@@ -33,9 +33,10 @@ class Node:
                        start    pages[0]   pages[1] ...     end
 
     `start` is a multiple of the page size; `end` too, except that a leaf may end inside a page. `hashes` has
-    one chain hash for each whole page. The arrays grow in place with doubling capacity; a view taken before a
-    change may be out of date after it. `children` is sorted by the bytes of each child's first page, and no
-    key begins another key. A root has no tokens and no parent.
+    one chain hash for each whole page, or none at all while the tree keeps no hashes. The arrays grow in
+    place with doubling capacity; a view taken before a change may be out of date after it. `children` is
+    sorted by the bytes of each child's first page, and no key begins another key. A root has no tokens and no
+    parent.
     """
 
     __slots__ = (
@@ -110,6 +111,10 @@ class Node:
         self.num_tokens += len(tokens)
         self.num_pages += len(pages)
         self.num_hashes += len(hashes)
+
+    def set_hashes(self, hashes: UInt64Array) -> None:
+        """The chain hashes of all whole pages, for a node that has none yet."""
+        self._hashes, self.num_hashes = hashes, len(hashes)
 
     def cut(self, num_pages: int, page_size: int) -> None:
         """Keep only the first `num_pages` pages."""

@@ -22,7 +22,7 @@ from .pages import PagePool
 from .pins import Pin, Pins
 from .snapshot import TopPrefix, top_prefixes
 from .stats import CacheStats, Counters
-from .tokens import NO_PAGES, Int32Array, UInt64Array, validate_tokens
+from .tokens import NO_PAGES, Int32Array, validate_tokens
 from .tree import Evicted, RadixTree
 
 
@@ -47,7 +47,10 @@ class PrefixCache:
         self._listeners = Listeners()
         self._counters = Counters()
         self._pins = Pins(pool.num_pages, config.max_pinned_share)
-        self._ghosts = Ghosts(config.ghost_capacity) if config.explain else None
+        self._ghosts: Ghosts | None = None
+        if config.explain:
+            self._ghosts = Ghosts(config.ghost_capacity)
+            self.tree.keep_hashes()
 
     @property
     def num_available(self) -> int:
@@ -154,7 +157,7 @@ class PrefixCache:
             lease.pages[index : index + len(pages)] = pages
             self._release(own)
         if len(done.hashes):
-            self._stored(done.hashes)
+            self._listeners.stored(done.hashes)
         self._counters.num_stored_tokens += done.num_stored
         return done.num_stored
 
@@ -268,7 +271,11 @@ class PrefixCache:
         return top_prefixes(self.tree, count, by)
 
     def subscribe(self, listener: CacheListener) -> None:
-        """Tell `listener` from now on what is stored and evicted; and what is hit, if it has `hit`."""
+        """Tell `listener` from now on what is stored and evicted; and what is hit, if it has `hit`.
+
+        The first subscriber makes the tree keep page hashes, at the price of hashing what it has. O(tree).
+        """
+        self.tree.keep_hashes()
         self._listeners.add(listener)
 
     def check(self) -> None:
@@ -320,11 +327,6 @@ class PrefixCache:
         self._retain(lease.held_pages)
         self._leases.add(lease)
         return lease
-
-    def _stored(self, hashes: UInt64Array) -> None:
-        if self._ghosts is not None:
-            self._ghosts.discard(hashes)
-        self._listeners.stored(hashes)
 
     def _gone(self, evicted: Evicted, policy: str) -> None:
         if len(evicted.hashes):

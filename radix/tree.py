@@ -69,6 +69,7 @@ class RadixTree:
         self.num_nodes = 0
         self.num_visits = 0
         self.num_removals = 0
+        self.keeps_hashes = False
         self._next_id = 1
 
     def match(self, namespace: Namespace, tokens: Int32Array) -> Found:
@@ -206,6 +207,16 @@ class RadixTree:
         for leaf_id in self._leaf_ids(pages):
             self._list(self.leaves[leaf_id])
 
+    def keep_hashes(self) -> None:
+        """From now on every node has the chain hashes of its pages; those that are there get them. O(tree)."""
+        if self.keeps_hashes:
+            return
+        self.keeps_hashes = True
+        for space in self.spaces.values():
+            for node in space.root.subtree():
+                if node.parent is not None:
+                    node.set_hashes(chain_hashes(node.tokens, self.page_size, node.parent.digest()))
+
     def to_dict(self) -> dict[str, Any]:
         """The tree as JSON-ready values, see `snapshot.tree_to_dict`. O(nodes)."""
         return tree_to_dict(self)
@@ -242,7 +253,7 @@ class RadixTree:
             leaf.cut(leaf.num_pages - 1, size)
             self._drop(leaf.space, np.array([replaced], dtype=np.int32))
         pages = lease.pages[depth // size : -(-len(tokens) // size)]
-        hashes = chain_hashes(tokens[depth:], size, leaf.digest())
+        hashes = chain_hashes(tokens[depth:], size, leaf.digest()) if self.keeps_hashes else NO_HASHES
         leaf.append(tokens[depth:], pages, hashes)
         if leaf.start == depth:
             parent.add_child(leaf, size)

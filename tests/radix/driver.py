@@ -40,6 +40,14 @@ class Running:
     num_computed: int
 
 
+class Silent:
+    """A listener that does nothing."""
+
+    def stored(self, hashes: np.ndarray) -> None: ...
+
+    def evicted(self, hashes: np.ndarray) -> None: ...
+
+
 class Driver:
     """Every method does one thing to both, then compares everything that can be seen."""
 
@@ -55,6 +63,10 @@ class Driver:
         self.running: list[Running] = []
         self.pins: list[tuple[Pin, list[int]]] = []
         self.kv: dict[tuple[int, int], Tokens] = {}  # (page, slot) -> the tokens up to and including this one
+
+    def listen(self) -> None:
+        """Subscribe, so that the tree keeps page hashes from here on."""
+        self.cache.subscribe(Silent())
 
     def start(self, tokens: Tokens, namespace: Namespace, priority: int = 0) -> Running:
         """Match, acquire, copy the partly matching page; nothing else is computed yet."""

@@ -44,6 +44,20 @@ def test_stored_and_evicted_name_the_chain_hashes_of_whole_pages() -> None:
     assert heard.present == set(hashes[:2])
 
 
+def test_a_late_subscriber_hears_of_pages_that_were_there_before() -> None:
+    cache = make_cache(page_size=4, num_pages=16)
+    other = np.append(count_up(0, 6), count_up(90, 95)).astype(np.int32)
+    serve(cache, count_up(0, 14))
+    serve(cache, other)
+    assert not any(len(node.hashes) for node in cache.tree.leaves.values())
+    heard = Pages()
+    cache.subscribe(heard)
+    cache.check()
+    heard.present = set(page_hashes(count_up(0, 14), 4).tolist()) | set(page_hashes(other, 4).tolist())
+    cache.flush()
+    assert heard.present == set()
+
+
 def test_a_partial_page_is_heard_of_when_it_has_become_whole() -> None:
     cache = make_cache(page_size=4)
     heard = Pages()

@@ -47,6 +47,17 @@ def test_a_divergence_names_its_token_and_how_many_ways_the_tree_goes_on() -> No
     assert at_the_page.parts[1].detail == {"token": 4, "siblings": 4}
 
 
+def test_behind_the_end_of_a_partial_leaf_nothing_was_seen_though_it_has_siblings() -> None:
+    cache = make_cache(page_size=4)
+    serve(cache, array(1, 2, 3, 4, 5, 6))
+    serve(cache, array(1, 2, 3, 4, 7, 7, 7, 7))
+    assert told(cache.explain(array(1, 2, 3, 4, 5, 6, 9, 9, 9))) == [
+        (0, 6, "cached"),
+        (6, 8, "never_seen"),
+        (8, 9, "last_token"),
+    ]
+
+
 def test_a_divergence_inside_a_node_has_one_sibling() -> None:
     cache = make_cache(page_size=4)
     serve(cache, count_up(0, 20))
@@ -94,6 +105,17 @@ def test_ghosts_are_bounded_and_the_oldest_are_forgotten() -> None:
     evict(cache, 4)
     reasons = [cache.explain(count_up(start, start + 5)).parts[0].reason for start in (0, 100, 200, 300)]
     assert reasons == ["never_seen", "evicted", "evicted", "evicted"]
+
+
+def test_of_a_page_that_went_twice_the_last_time_is_told() -> None:
+    cache = make_cache(page_size=4, num_pages=64, explain=True, ghost_capacity=2)
+    for start in (0, 100, 0, 200):
+        serve(cache, count_up(start, start + 4))
+        cache.explain(count_up(900, 910))
+        cache.flush()
+    details = [cache.explain(count_up(start, start + 5)).parts[0] for start in (0, 100, 200)]
+    assert [part.reason for part in details] == ["evicted", "never_seen", "evicted"]
+    assert details[0].detail["ticks_ago"] > details[2].detail["ticks_ago"] == 0
 
 
 def test_without_explain_evicted_pages_were_never_seen() -> None:

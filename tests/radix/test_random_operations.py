@@ -38,7 +38,9 @@ def test_random_operations_agree_with_the_plain_model(
 ) -> None:
     rng = random.Random(f"{page_size} {policy}")
     driver = Driver(page_size, num_pages, policy)
-    for _ in range(700):
+    for number in range(700):
+        if number == 200:
+            driver.listen()
         step(driver, rng, longest)
     for request in list(driver.running):
         driver.finish(request)

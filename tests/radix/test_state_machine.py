@@ -53,6 +53,10 @@ class CacheMachine(RuleBasedStateMachine):
     def flush(self, namespace: tuple[str, str] | None) -> None:
         self.driver.flush(namespace)
 
+    @rule()
+    def listen(self) -> None:
+        self.driver.listen()
+
     def teardown(self) -> None:
         if hasattr(self, "driver"):
             for request in list(self.driver.running):
