@@ -149,6 +149,23 @@ def test_a_level_above_the_machines_is_refused(monkeypatch: pytest.MonkeyPatch) 
     native.clear()
 
 
+@needs_native
+def test_torchs_matrix_products_and_the_kernels_do_not_disturb_each_other() -> None:
+    # Both configure the CPU's matrix tiles, which are state of the thread.
+    config = make_config(num_heads=8, num_kv_heads=2)
+    backend = CpuBackend(config, KVPool(config, 9, torch.bfloat16))
+    backend.plan(AttentionMetadata.build([0], [100], [np.arange(1, 8, dtype=np.int32)], 16))
+    x, weight = rows(100, 512, torch.bfloat16).contiguous(), rows(768, 512, torch.bfloat16, 1).contiguous()
+    products, answers = [], []
+    for _ in range(5):
+        qkv = F.linear(x, weight).view(100, 12, 64)
+        products.append(qkv)
+        answers.append(backend.forward(0, qkv[:, :8], qkv[:, 8:10], qkv[:, 10:]))
+    torch.testing.assert_close(products[0].double(), x.double() @ weight.double().T, rtol=1e-2, atol=1e-1)
+    assert all(torch.equal(product, products[0]) for product in products)
+    assert all(torch.equal(answer, answers[0]) for answer in answers)
+
+
 def test_where_nothing_was_compiled_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "_file", lambda level: None)
     native.clear()
