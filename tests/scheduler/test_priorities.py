@@ -51,6 +51,24 @@ def test_a_more_important_request_takes_the_memory_of_less_important_ones_but_no
     assert "fits" in {s.id for s in house.plans[-1].scheduled}
 
 
+def test_prompt_logits_are_asked_for_once_even_when_the_prompt_is_preempted_in_its_middle():
+    house = make_house(max_num_seqs=1, max_num_batched_tokens=16, scheduling_policy="priority")
+    house.add(make_request("echo", 64, 3, logits_from=5))
+    house.step()
+    house.step()
+    house.add(make_request("urgent", 16, 2, priority=1))
+    house.run()
+    asked = [
+        position
+        for plan in house.plans
+        for s in plan.scheduled
+        if s.logits_from is not None
+        for position in range(max(s.start, s.logits_from), min(s.start + len(s.tokens), 64))
+    ]
+    assert house.ends["echo"].num_preemptions == 1
+    assert asked == list(range(5, 64))
+
+
 def test_without_the_switch_nobody_is_preempted_for_importance():
     house = make_house(max_num_seqs=1, scheduling_policy="lpm")
     house.add(make_request("low", 20, 10))
