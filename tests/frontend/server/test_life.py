@@ -219,7 +219,6 @@ IMPOSSIBLE = [
     (["--port", "99999"], "99999"),
     (["--host", "nowhere.invalid"], "nowhere.invalid"),
     (["--max-model-len", "4096", "--kv-cache-tokens", "1024"], "4096"),
-    (["--kv-cache-tokens", "3"], "3"),
     (["--namespace-per-key"], "namespace_per_key"),
     (["--max-queue", "0"], "max_queue"),
     (["--log-level", "loud"], "loud"),

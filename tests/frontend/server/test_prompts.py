@@ -154,10 +154,21 @@ def test_a_conversation_has_one_beginning(server: Server) -> None:
     assert again == tokens
 
 
+FITTING_BYTES = 160_000
+
+
 @pytest.mark.parametrize(
     "text",
-    ["x" * 10_000, " " * 1_000_000, "👩‍👩‍👧" * 20_000, "aGVsbG8h" * 125_000],
-    ids=["one word", "blanks", "emoji", "base64"],
+    [
+        "x" * 10_000,
+        " " * 1_000_000,
+        " " * FITTING_BYTES,
+        "👩‍👩‍👧" * 20_000,
+        "👩‍👩‍👧" * (FITTING_BYTES // 18),
+        "aGVsbG8h" * 125_000,
+        "aGVsbG8h" * (FITTING_BYTES // 8),
+    ],
+    ids=["one word", "blanks", "fewer blanks", "emoji", "fewer emoji", "base64", "less base64"],
 )
 def test_a_huge_prompt_does_not_hold_up_a_stream(server: Server, text: str) -> None:
     gaps: list[float] = []
