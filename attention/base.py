@@ -13,6 +13,7 @@ from .kv_pool import KVPool
 from .metadata import AttentionMetadata
 
 _BACKENDS = {
+    "cpu": ("trunkline.attention.cpu", "CpuBackend"),
     "reference": ("trunkline.attention.reference", "ReferenceBackend"),
     "torch": ("trunkline.attention.torch_backend", "TorchBackend"),
 }
@@ -36,6 +37,22 @@ class AttentionBackend(Protocol):
         """Stores k and v [tokens, num_kv_heads, head_dim], then attends with q [tokens, num_heads, head_dim].
 
         Returns [tokens, num_heads, head_dim] in q's dtype. Tokens lie as the planned metadata says.
+        """
+
+    def forward_fused(
+        self,
+        layer: int,
+        qkv: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        norm_weight: torch.Tensor | None = None,
+        norm_eps: float = 0.0,
+    ) -> torch.Tensor:
+        """Normalises and rotates queries and keys, stores, attends: `forward` from the fused projection.
+
+        qkv is [tokens, num_heads + 2 num_kv_heads, head_dim] in the pool's dtype; cos and sin are the whole tables,
+        float32 [max_positions, head_dim / 2]. With norm_weight [num_heads + num_kv_heads, head_dim] queries and keys
+        pass an RMSNorm before they are rotated. Returns [tokens, num_heads, head_dim].
         """
 
 

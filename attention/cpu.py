@@ -97,12 +97,7 @@ class CpuBackend:
         norm_weight: torch.Tensor | None = None,
         norm_eps: float = 0.0,
     ) -> torch.Tensor:
-        """Rotates, stores and attends, from the fused projection.
-
-        qkv [tokens, num_heads + 2 num_kv_heads, head_dim] in the pool's dtype; cos and sin float32
-        [max_positions, head_dim / 2], the whole tables; norm_weight [num_heads + num_kv_heads, head_dim]
-        where queries and keys pass an RMSNorm before they are rotated. Returns [tokens, num_heads, head_dim].
-        """
+        """See AttentionBackend."""
         assert self._metadata is not None, "forward before plan"
         config, qkv = self._config, self._rows(qkv)
         q = qkv.new_empty(len(qkv), config.num_heads, config.head_dim)

@@ -9,8 +9,15 @@ from . import native
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """x / rms(x) · weight for rows x [rows, cols], in float32 inside (Zhang & Sennrich, 2019)."""
     if not _is_native(x):
-        return (_normalised(x.float(), eps) * weight.float()).to(x.dtype)
+        return rms_norm_torch(x, weight, eps)
     return _native_norm(x, None, weight, eps)
+
+
+def rms_norm_torch(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """`rms_norm` over the last dimension of x of any shape, on any device."""
+    wide = x.float()
+    scale = wide.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
+    return (wide * scale * weight.float()).to(x.dtype)
 
 
 def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -69,10 +76,6 @@ def _native_norm(
 
 def _is_native(x: torch.Tensor) -> bool:
     return x.device.type == "cpu" and x.dtype in native.STORAGE and native.unavailable() is None
-
-
-def _normalised(x: torch.Tensor, eps: float) -> torch.Tensor:
-    return x * x.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
 
 
 def _dense_rows(x: torch.Tensor) -> torch.Tensor:

@@ -191,6 +191,11 @@ def unavailable() -> str | None:
     return None
 
 
+def supports(dtype: torch.dtype) -> bool:
+    """Whether there are kernels for this dtype and this machine can load them."""
+    return dtype in STORAGE and unavailable() is None
+
+
 def clear() -> None:
     """Forgets what was found, so that the next call looks again; what is mapped stays mapped."""
     for function in (_library, _open, unavailable):

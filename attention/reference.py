@@ -6,6 +6,7 @@ from .base import check_metadata, check_pool
 from .config import AttentionConfig
 from .kv_pool import KVPool
 from .metadata import AttentionMetadata
+from .qkv import QkvSplitter
 
 
 class ReferenceBackend:
@@ -14,12 +15,14 @@ class ReferenceBackend:
     def __init__(self, config: AttentionConfig, pool: KVPool) -> None:
         check_pool(config, pool)
         self._config = config
+        self._splitter = QkvSplitter(config)
         self._pool = pool
         self._metadata: AttentionMetadata | None = None
 
     def plan(self, metadata: AttentionMetadata) -> None:
         """See AttentionBackend."""
         check_metadata(metadata, self._pool)
+        self._splitter.plan(metadata, self._pool.device)
         self._metadata = metadata
 
     def forward(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -38,6 +41,18 @@ class ReferenceBackend:
             values = torch.cat([self._pool.v[layer][page] for page in pages])[:kv_len]
             out[rows] = self._attend(layer, q[rows], keys, values).to(q.dtype)
         return out
+
+    def forward_fused(
+        self,
+        layer: int,
+        qkv: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        norm_weight: torch.Tensor | None = None,
+        norm_eps: float = 0.0,
+    ) -> torch.Tensor:
+        """See AttentionBackend."""
+        return self.forward(layer, *self._splitter.split(qkv, cos, sin, norm_weight, norm_eps))
 
     def _attend(self, layer: int, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         q_pos = torch.arange(len(keys) - len(q), len(keys), device=q.device)[:, None]

@@ -12,6 +12,7 @@ from .base import check_metadata, check_pool
 from .config import AttentionConfig
 from .kv_pool import KVPool
 from .metadata import AttentionMetadata, Int64Array
+from .qkv import QkvSplitter
 
 # Above this many padded keys a batch is cut: that bounds the gather buffers, and a further call costs little.
 _MAX_BATCH_KEYS = 32768
@@ -29,6 +30,7 @@ class TorchBackend:
     def __init__(self, config: AttentionConfig, pool: KVPool) -> None:
         check_pool(config, pool)
         self._config = config
+        self._splitter = QkvSplitter(config)
         self._pool = pool
         self._slots = torch.empty(0, dtype=torch.int64)
         self._batches: dict[int | None, list[_Batch]] = {}
@@ -39,6 +41,7 @@ class TorchBackend:
     def plan(self, metadata: AttentionMetadata) -> None:
         """See AttentionBackend."""
         check_metadata(metadata, self._pool)
+        self._splitter.plan(metadata, self._pool.device)
         self._slots = torch.from_numpy(metadata.slot_mapping).to(self._pool.device)
         groups = list(_group(metadata.q_lens, metadata.kv_lens))
         self._batches = {
@@ -58,6 +61,18 @@ class TorchBackend:
             values = batch.gather(self._pool.v[layer], self._values)
             out[batch.rows] = self._attend(batch, q[batch.rows], keys, values)
         return out
+
+    def forward_fused(
+        self,
+        layer: int,
+        qkv: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        norm_weight: torch.Tensor | None = None,
+        norm_eps: float = 0.0,
+    ) -> torch.Tensor:
+        """See AttentionBackend."""
+        return self.forward(layer, *self._splitter.split(qkv, cos, sin, norm_weight, norm_eps))
 
     def _attend(
         self, batch: "_Batch", q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import psutil
 import torch
 
-from trunkline.attention import HostPool, KVPool, make_backend
+from trunkline.attention import HostPool, KVPool, make_backend, native
 from trunkline.errors import ConfigError
 from trunkline.radix import PagePool, PrefixCache
 from trunkline.runtime.loading import LoadedModel
@@ -43,7 +43,7 @@ def assemble(config: EngineConfig, loaded: LoadedModel) -> Assembly:
     kv_pool = KVPool(attention, num_pages, dtype, device)
     num_host_pages = config.scheduler.num_host_pages
     host_pool = HostPool(kv_pool, num_host_pages) if num_host_pages else None
-    backend_name = _backend_name(config, device)
+    backend_name = _backend_name(config, dtype, device)
     backend = make_backend(backend_name, attention, kv_pool)
     sampler = Sampler(loaded.config.vocab_size, device)
     runner = ModelRunner(loaded.model, backend, kv_pool, sampler, device, host_pool)
@@ -76,7 +76,8 @@ def _max_model_len(config: EngineConfig, loaded: LoadedModel, pool_tokens: int) 
     return min(wanted or limit, pool_tokens)
 
 
-def _backend_name(config: EngineConfig, device: torch.device) -> str:
+def _backend_name(config: EngineConfig, dtype: torch.dtype, device: torch.device) -> str:
+    """The backend asked for; on a CPU the native kernels where they are built and know the dtype, else torch's."""
     if config.attention_backend != "auto":
         return config.attention_backend
-    return "flashinfer" if device.type == "cuda" else "torch"
+    return "cpu" if device.type == "cpu" and native.supports(dtype) else "torch"

@@ -116,7 +116,6 @@ class ModelRunner:
         ids = np.concatenate([request.tokens for request in scheduled])
         return self.model.forward(
             torch.from_numpy(ids.astype(np.int64)).to(self._device),
-            torch.from_numpy(metadata.positions.astype(np.int64)).to(self._device),
             self._backend,
             torch.from_numpy(np.concatenate(rows)).to(self._device),
         )

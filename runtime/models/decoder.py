@@ -8,7 +8,8 @@ from torch.nn import functional as F
 from trunkline.attention import AttentionBackend
 
 from .config import ModelConfig
-from .layers import DecoderLayer, norm
+from .layers import DecoderLayer, RMSNorm
+from .linear import Linear
 from .rope import RotaryTable
 from .weights import ParameterTable
 
@@ -28,30 +29,32 @@ class CausalLM:
         self._table = ParameterTable(dtype, device)
         self._embedding = self._table.fused([(_EMBEDDING, config.vocab_size)], config.hidden_size)
         self._layers = [DecoderLayer(config, self._table, layer) for layer in range(config.num_layers)]
-        self._norm = norm(config, self._table, "model.norm")
-        self._head = self._embedding
+        self._norm = RMSNorm(config, self._table, "model.norm")
+        head = self._embedding
         if not config.tied_embeddings:
-            self._head = self._table.fused([(_HEAD, config.vocab_size)], config.hidden_size)
+            head = self._table.fused([(_HEAD, config.vocab_size)], config.hidden_size)
+        self._head = Linear(self._table, head, None)
         self._rotary = RotaryTable(config.rope, config.head_dim, config.max_positions, device)
 
     @torch.inference_mode()
     def forward(
         self,
         token_ids: torch.Tensor,
-        positions: torch.Tensor,
         backend: AttentionBackend,
         logits_rows: torch.Tensor,
     ) -> torch.Tensor:
         """Float32 logits [n, vocab] of the step's rows `logits_rows` [n].
 
-        token_ids and positions are int64 [tokens], positions below `config.max_positions`; `backend` has
-        planned the step. Rows not asked for cost no output projection.
+        token_ids is int64 [tokens]; `backend` has planned the step, with positions below `config.max_positions`. Rows
+        not asked for cost no output projection.
         """
-        hidden = F.embedding(token_ids, self._embedding)
-        cos, sin = self._rotary.lookup(positions, self.dtype)
+        residual = F.embedding(token_ids, self._embedding)
+        update: torch.Tensor | None = None
         for layer in self._layers:
-            hidden = layer(hidden, cos, sin, backend)
-        return F.linear(self._norm(hidden[logits_rows]), self._head).float()
+            update = layer(update, residual, self._rotary, backend)
+        assert update is not None, "a model has at least one layer"
+        hidden = self._norm.add(update[logits_rows], residual[logits_rows])
+        return self._head(hidden).float()
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Takes a checkpoint's (Hugging Face name, tensor) pairs, in any order and dtype.

@@ -3,66 +3,54 @@
 from collections.abc import Sequence
 
 import torch
-from torch.nn import functional as F
 
 from trunkline.attention import AttentionBackend
+from trunkline.attention.fused import add_rms_norm, rms_norm, silu_mul
 
 from .config import ModelConfig
-from .rope import rotate
+from .linear import Linear
+from .rope import RotaryTable
 from .weights import ParameterTable
 
 
-class Linear:
-    """x [tokens, in] -> [tokens, sum of rows]; the (name, rows) parts are the projections it fuses."""
-
-    def __init__(
-        self, table: ParameterTable, parts: Sequence[tuple[str, int]], in_features: int, bias: bool
-    ) -> None:
-        self.weight = table.fused([(f"{name}.weight", rows) for name, rows in parts], in_features)
-        self.bias = table.fused([(f"{name}.bias", rows) for name, rows in parts]) if bias else None
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return F.linear(x, self.weight, self.bias)
-
-
 class RMSNorm:
-    """x / rms(x) · weight over the last dimension, in float32 inside (Zhang & Sennrich, 2019)."""
+    """x / rms(x) · weight over the hidden size (Zhang & Sennrich, 2019)."""
 
-    def __init__(self, weight: torch.Tensor, eps: float) -> None:
-        self.weight = weight
-        self.eps = eps
+    def __init__(self, config: ModelConfig, table: ParameterTable, name: str) -> None:
+        self._weight = table.fused([(f"{name}.weight", config.hidden_size)])
+        self._eps = config.rms_norm_eps
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        wide = x.float()
-        scale = wide.square().mean(-1, keepdim=True).add_(self.eps).rsqrt_()
-        return (wide * scale).to(x.dtype).mul_(self.weight)
+        return rms_norm(x, self._weight, self._eps)
+
+    def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """The norm of x + residual; the sum stays in `residual`."""
+        return add_rms_norm(x, residual, self._weight, self._eps)
 
 
 class Attention:
-    """Fused QKV projection, optional QK norm, rotary embedding, paged attention, output projection."""
+    """Fused QKV projection, then norm, rotary embedding and paged attention in the backend, output projection."""
 
     def __init__(self, config: ModelConfig, table: ParameterTable, prefix: str) -> None:
         heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
         rows = [(f"{prefix}.q_proj", heads * dim), (f"{prefix}.k_proj", kv_heads * dim)]
         rows.append((f"{prefix}.v_proj", kv_heads * dim))
-        self._heads = (heads, kv_heads, kv_heads)
-        self._qkv = Linear(table, rows, config.hidden_size, config.qkv_bias)
-        self._out = Linear(table, [(f"{prefix}.o_proj", config.hidden_size)], heads * dim, config.output_bias)
-        self._qk_norm: RMSNorm | None = None
+        self._num_heads = heads + 2 * kv_heads
+        self._qkv = projection(table, rows, config.hidden_size, config.qkv_bias)
+        self._out = projection(
+            table, [(f"{prefix}.o_proj", config.hidden_size)], heads * dim, config.output_bias
+        )
+        self._norm_weight: torch.Tensor | None = None
+        self._norm_eps = config.rms_norm_eps
         if config.qk_norm:
             parts = [(f"{prefix}.q_norm.weight", heads), (f"{prefix}.k_norm.weight", kv_heads)]
-            self._qk_norm = RMSNorm(table.repeated(parts, dim), config.rms_norm_eps)
+            self._norm_weight = table.repeated(parts, dim)
 
     def __call__(
-        self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, backend: AttentionBackend, layer: int
+        self, x: torch.Tensor, rotary: RotaryTable, backend: AttentionBackend, layer: int
     ) -> torch.Tensor:
-        q_heads, k_heads, v_heads = self._heads
-        qkv = self._qkv(x).view(len(x), q_heads + k_heads + v_heads, -1)
-        qk, v = qkv[:, : q_heads + k_heads], qkv[:, q_heads + k_heads :]
-        if self._qk_norm is not None:
-            qk = self._qk_norm(qk)
-        qk = rotate(qk, cos, sin)
-        out = backend.forward(layer, qk[:, :q_heads], qk[:, q_heads:], v)
+        qkv = self._qkv(x).view(len(x), self._num_heads, -1)
+        out = backend.forward_fused(layer, qkv, rotary.cos, rotary.sin, self._norm_weight, self._norm_eps)
         return self._out(out.flatten(1))
 
 
@@ -72,33 +60,43 @@ class MLP:
     def __init__(self, config: ModelConfig, table: ParameterTable, prefix: str) -> None:
         size = config.intermediate_size
         parts = [(f"{prefix}.gate_proj", size), (f"{prefix}.up_proj", size)]
-        self._gate_up = Linear(table, parts, config.hidden_size, config.mlp_bias)
-        self._down = Linear(table, [(f"{prefix}.down_proj", config.hidden_size)], size, config.mlp_bias)
+        self._gate_up = projection(table, parts, config.hidden_size, config.mlp_bias)
+        self._down = projection(table, [(f"{prefix}.down_proj", config.hidden_size)], size, config.mlp_bias)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        gate, up = self._gate_up(x).chunk(2, -1)
-        return self._down(F.silu(gate).mul_(up))
+        return self._down(silu_mul(self._gate_up(x)))
 
 
 class DecoderLayer:
-    """Pre-norm attention and MLP, each added to the residual stream in place."""
+    """Pre-norm attention and MLP around a residual stream."""
 
     def __init__(self, config: ModelConfig, table: ParameterTable, layer: int) -> None:
         prefix = f"model.layers.{layer}"
         self._layer = layer
-        self._attention_norm = norm(config, table, f"{prefix}.input_layernorm")
+        self._attention_norm = RMSNorm(config, table, f"{prefix}.input_layernorm")
         self._attention = Attention(config, table, f"{prefix}.self_attn")
-        self._mlp_norm = norm(config, table, f"{prefix}.post_attention_layernorm")
+        self._mlp_norm = RMSNorm(config, table, f"{prefix}.post_attention_layernorm")
         self._mlp = MLP(config, table, f"{prefix}.mlp")
 
     def __call__(
-        self, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, backend: AttentionBackend
+        self,
+        update: torch.Tensor | None,
+        residual: torch.Tensor,
+        rotary: RotaryTable,
+        backend: AttentionBackend,
     ) -> torch.Tensor:
-        hidden += self._attention(self._attention_norm(hidden), cos, sin, backend, self._layer)
-        hidden += self._mlp(self._mlp_norm(hidden))
-        return hidden
+        """The update that comes after this layer; the one before it is added to `residual` in place, in one pass
+        with the norm that needs the sum."""
+        norm = self._attention_norm
+        x = norm(residual) if update is None else norm.add(update, residual)
+        attended = self._attention(x, rotary, backend, self._layer)
+        return self._mlp(self._mlp_norm.add(attended, residual))
 
 
-def norm(config: ModelConfig, table: ParameterTable, name: str) -> RMSNorm:
-    """An RMSNorm over the hidden size."""
-    return RMSNorm(table.fused([(f"{name}.weight", config.hidden_size)]), config.rms_norm_eps)
+def projection(
+    table: ParameterTable, parts: Sequence[tuple[str, int]], in_features: int, bias: bool
+) -> Linear:
+    """A linear layer of which each (name, rows) part is a projection of the checkpoint."""
+    weight = table.fused([(f"{name}.weight", rows) for name, rows in parts], in_features)
+    biases = table.fused([(f"{name}.bias", rows) for name, rows in parts]) if bias else None
+    return Linear(table, weight, biases)

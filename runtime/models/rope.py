@@ -84,22 +84,8 @@ class RotaryTable:
             torch.arange(max_positions, dtype=torch.float32), inverse_frequencies(config, head_dim)
         )
         scale = attention_factor(config)
-        self._cos = angles.cos().mul_(scale).to(device)
-        self._sin = angles.sin_().mul_(scale).to(device)
-
-    def lookup(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosine and sine [tokens, 1, head_dim / 2] of int64 positions [tokens]."""
-        return self._cos[positions, None].to(dtype), self._sin[positions, None].to(dtype)
-
-
-def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Turns x [tokens, heads, head_dim] by the angles given; a pair is one entry from each half of a head."""
-    first, second = x.chunk(2, -1)
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    out_first, out_second = out.chunk(2, -1)
-    torch.mul(first, cos, out=out_first).addcmul_(second, sin, value=-1)
-    torch.mul(second, cos, out=out_second).addcmul_(first, sin)
-    return out
+        self.cos = angles.cos().mul_(scale).to(device)
+        self.sin = angles.sin_().mul_(scale).to(device)
 
 
 def inverse_frequencies(config: RopeConfig, head_dim: int) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """Parameters, and which tensor of a checkpoint fills which part of them."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -25,6 +25,7 @@ class ParameterTable:
         self.dtype = dtype
         self.device = device
         self._slots: dict[str, _Slot] = {}
+        self._when_loaded: list[Callable[[], None]] = []
 
     def fused(self, parts: Sequence[tuple[str, int]], *trailing: int) -> torch.Tensor:
         """A parameter [sum of rows, *trailing] of which each (name, rows) fills its rows, in this order."""
@@ -64,6 +65,13 @@ class ParameterTable:
             raise LoadError(f"the checkpoint lacks {_enumerate(list(missing))}")
         if unexpected:
             raise LoadError(f"the checkpoint has weights the model doesn't know: {_enumerate(unexpected)}")
+        self._slots.clear()  # its views would keep alive what is now brought into another form
+        for prepare in self._when_loaded:
+            prepare()
+
+    def when_loaded(self, prepare: Callable[[], None]) -> None:
+        """Calls `prepare` once the weights are in place, to bring them into another form."""
+        self._when_loaded.append(prepare)
 
 
 def _enumerate(names: Sequence[str]) -> str:

@@ -189,5 +189,5 @@ def test_a_pool_made_for_another_model_is_refused(name: str) -> None:
 
 def test_an_unknown_backend_is_named() -> None:
     config = make_config()
-    with pytest.raises(UnknownBackend, match=r"no attention backend 'tea'; there are reference, torch"):
+    with pytest.raises(UnknownBackend, match=r"no attention backend 'tea'; there are cpu, reference, torch"):
         make_backend("tea", config, KVPool(config, 8, torch.float32))

@@ -63,7 +63,7 @@ class PagedDriver:
         self.backend.plan(step)
         token_ids = torch.tensor([token for _, chunk in chunks for token in chunk])
         rows = torch.arange(len(token_ids))
-        logits = self.model.forward(token_ids, torch.from_numpy(step.positions), self.backend, rows)
+        logits = self.model.forward(token_ids, self.backend, rows)
         for (sequence, chunk), part in zip(chunks, logits.split([len(c) for _, c in chunks]), strict=True):
             sequence.num_computed += len(chunk)
             sequence.logits.append(part)

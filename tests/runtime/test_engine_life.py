@@ -103,8 +103,8 @@ class PoisonedModel:
         self._model, self._poison, self._breaks = model, poison, breaks
         self.dtype, self.device = model.dtype, model.device
 
-    def forward(self, token_ids, positions, backend, logits_rows):
-        logits = self._model.forward(token_ids, positions, backend, logits_rows)
+    def forward(self, token_ids, backend, logits_rows):
+        logits = self._model.forward(token_ids, backend, logits_rows)
         if (token_ids == self._poison).any():
             if self._breaks:
                 raise RuntimeError("out of luck")

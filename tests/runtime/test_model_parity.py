@@ -6,7 +6,8 @@ import torch
 
 from tests.runtime.hf_models import VARIANTS, VOCAB, make_pair
 from tests.runtime.paged_driver import PagedDriver
-from trunkline.attention import AttentionMetadata
+from trunkline.attention import AttentionMetadata, native
+from trunkline.runtime.models import build_model
 
 PROMPT_LENGTHS = (1, 29, 60)
 NEW_TOKENS = 64
@@ -17,11 +18,15 @@ def prompts(seed: int = 0) -> list[list[int]]:
     return [rng.integers(0, VOCAB, n).tolist() for n in PROMPT_LENGTHS]
 
 
+BACKENDS = ["torch", *(["cpu"] if native.supports(torch.float32) else [])]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("budget", [7, 512])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_logits_and_greedy_tokens_equal_transformers(variant: str, budget: int) -> None:
+def test_logits_and_greedy_tokens_equal_transformers(variant: str, budget: int, backend: str) -> None:
     pair = make_pair(variant)
-    for running in PagedDriver(pair.ours).greedy(prompts(), NEW_TOKENS, budget):
+    for running in PagedDriver(pair.ours, backend).greedy(prompts(), NEW_TOKENS, budget):
         computed = running.tokens[:-1]
         with torch.inference_mode():
             theirs = pair.theirs(torch.tensor([computed])).logits[0]
@@ -38,12 +43,11 @@ def test_logits_and_greedy_tokens_equal_transformers(variant: str, budget: int) 
 @pytest.mark.parametrize("variant", ["llama", "mistral-window", "qwen3"])
 def test_bfloat16_stays_close_to_transformers(variant: str) -> None:
     pair = make_pair(variant, torch.bfloat16)
-    exact = make_pair(variant)
-    exact.ours.load_weights(pair.theirs.state_dict().items())
+    exact = build_model(pair.ours.config, torch.float32)
+    exact.load_weights(pair.theirs.state_dict().items())
     prompt = prompts()[2]
     (running,) = PagedDriver(pair.ours).greedy([prompt], 1, 16)
-    (wide,) = PagedDriver(exact.ours).greedy([prompt], 1, 16)
-    exact.ours.load_weights(exact.theirs.state_dict().items())
+    (wide,) = PagedDriver(exact).greedy([prompt], 1, 16)
     with torch.inference_mode():
         theirs = pair.theirs(torch.tensor([prompt])).logits[0].float()
     ours, truth = torch.cat(running.logits), torch.cat(wide.logits)
@@ -71,17 +75,17 @@ def test_only_the_rows_asked_for_get_logits_and_each_layer_attends_once() -> Non
         def plan(self, metadata: AttentionMetadata) -> None:
             driver.backend.plan(metadata)
 
-        def forward(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        def forward_fused(self, layer: int, *fused: object) -> torch.Tensor:
             calls.append(layer)
-            return driver.backend.forward(layer, q, k, v)
+            return driver.backend.forward_fused(layer, *fused)
 
     backend = Counting()
     step = AttentionMetadata.build([0, 0], [5, 3], [np.array([4], np.int32), np.array([2], np.int32)], 8)
     backend.plan(step)
-    ids, positions = torch.arange(8), torch.from_numpy(step.positions)
-    everything = ours.forward(ids, positions, backend, torch.arange(8))
-    chosen = ours.forward(ids, positions, backend, torch.tensor([7, 4]))
-    nothing = ours.forward(ids, positions, backend, torch.empty(0, dtype=torch.int64))
+    ids = torch.arange(8)
+    everything = ours.forward(ids, backend, torch.arange(8))
+    chosen = ours.forward(ids, backend, torch.tensor([7, 4]))
+    nothing = ours.forward(ids, backend, torch.empty(0, dtype=torch.int64))
 
     assert calls == [0, 1, 2] * 3
     assert everything.dtype == torch.float32
