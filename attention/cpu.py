@@ -11,6 +11,7 @@ from . import native
 from .base import check_metadata, check_pool
 from .config import AttentionConfig
 from .kv_pool import KVPool
+from .memory import advise_huge_pages
 from .metadata import AttentionMetadata
 
 _MAX_HEAD_DIM = 512
@@ -38,6 +39,7 @@ class CpuBackend:
         self._pool = pool
         self._library = native.library(level)
         self._metadata: AttentionMetadata | None = None
+        advise_huge_pages(pool.data)
         shape = native.Shape(config.num_heads, config.num_kv_heads, config.head_dim, config.page_size)
         self._attention = ctypes.c_void_p(self._library.attention_new(shape))
         weakref.finalize(self, self._library.attention_free, self._attention)

@@ -12,6 +12,7 @@ from tests.attention.native_levels import LEVELS, at_every_level, needs_native
 from tests.attention.steps import make_config
 from trunkline.attention import AttentionMetadata, KVPool, fused, native
 from trunkline.attention.cpu import CpuBackend
+from trunkline.attention.memory import advise_huge_pages
 from trunkline.errors import ConfigError
 
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 8e-3}
@@ -175,6 +176,13 @@ def test_where_nothing_was_compiled_it_says_so(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(native.NativeUnavailable):
         native.library()
     native.clear()
+
+
+@pytest.mark.parametrize("size", [1, 5000, 3 << 20])
+def test_asking_for_large_pages_leaves_the_contents_alone(size: int) -> None:
+    data = torch.arange(size, dtype=torch.int32)
+    advise_huge_pages(data)
+    assert torch.equal(data, torch.arange(size, dtype=torch.int32))
 
 
 @needs_native
