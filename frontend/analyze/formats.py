@@ -65,9 +65,9 @@ def fitting(blocks: NDArray[Any], num_tokens: int, block_size: int) -> NDArray[A
 def read_mooncake(builder: TraceBuilder, row: Mapping[str, Any], number: int, unit: float) -> None:
     """`timestamp`, `input_length`, `output_length`, `hash_ids`; perhaps `priority`, labels, and what `export` adds."""
     length = count(row, "input_length", 1)
-    blocks = fitting(names(row, "hash_ids"), length, builder.block_size)
     if row.get("block_size", builder.block_size) != builder.block_size:
         raise BadRecord(f"block_size differs from the first request's {builder.block_size}")
+    blocks = fitting(names(row, "hash_ids"), length, builder.block_size)
     builder.outputs_cached |= "output_hash_ids" in row
     builder.add(
         Record(

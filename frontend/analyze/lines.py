@@ -8,6 +8,7 @@ import sys
 import zlib
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, cast
@@ -69,12 +70,12 @@ class Source:
         except OSError as error:
             raise InputError(f"{self.path}: cannot be read: {error.strerror or error}") from error
 
-    def _open(self) -> IO[bytes]:
-        if self.is_stdin:
-            stream = sys.stdin.buffer
-        else:
-            stream = self.path.open("rb")
-        buffered = io.BufferedReader(cast(io.RawIOBase, stream), 1 << 20)
-        if buffered.peek(2)[:2] == _GZIP:
-            return io.BufferedReader(gzip.GzipFile(fileobj=buffered), 1 << 20)
-        return buffered
+    @contextmanager
+    def _open(self) -> Iterator[IO[bytes]]:
+        with ExitStack() as opened:
+            stream = sys.stdin.buffer if self.is_stdin else opened.enter_context(self.path.open("rb"))
+            buffered = io.BufferedReader(cast(io.RawIOBase, stream), 1 << 20)
+            if buffered.peek(2)[:2] == _GZIP:
+                yield opened.enter_context(gzip.open(buffered))
+            else:
+                yield buffered

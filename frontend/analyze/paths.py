@@ -20,7 +20,9 @@ def first_new(numbers: Int32Array, indptr: Int64Array) -> Int64Array:
 
 def num_seen(numbers: Int32Array, indptr: Int64Array) -> Int64Array:
     """How many leading prefixes of each path an earlier path had."""
-    return np.diff(indptr) - np.maximum(0, _last(numbers, indptr) - first_new(numbers, indptr) + 1)
+    seen: Int64Array = np.diff(indptr)
+    seen -= np.maximum(0, _last(numbers, indptr) - first_new(numbers, indptr) + 1)
+    return seen
 
 
 def owners(numbers: Int32Array, indptr: Int64Array) -> Int64Array:
