@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from trunkline.attention import AttentionConfig, AttentionMetadata, KVPool, fused, make_backend, native
 from trunkline.attention.cpu import CpuBackend
+from trunkline.attention.memory import advise_huge_pages
 
 HEADS, KV_HEADS, HEAD_DIM, HIDDEN, INTERMEDIATE, LAYERS, PAGE = 9, 3, 64, 576, 1536, 8, 16
 DTYPE = torch.bfloat16
@@ -81,7 +82,9 @@ def medians(ways: Mapping[str, Callable[[], object]], rounds: int, calls: int) -
 
 def machine_limits(rounds: int) -> tuple[float, float]:
     """Bytes a second that torch reads from memory, and bf16 FLOP a second of a large matrix product."""
-    data = torch.ones(64 << 20)
+    data = torch.empty(64 << 20)
+    advise_huge_pages(data)
+    data.fill_(1.0)
     a, b = torch.randn(1024, 1024).to(DTYPE), torch.randn(1024, 1024).to(DTYPE)
     times = medians({"read": data.sum, "product": lambda: a @ b}, rounds, 1)
     return data.nbytes / times["read"] * 1e3, 2 * 1024**3 / times["product"] * 1e3

@@ -30,12 +30,13 @@ template <class T>
 void quantize_row(const Int8Linear& job, int row) {
   const T* x = static_cast<const T*>(job.x) + row * job.x_stride;
   uint8_t* bytes = job.bytes + static_cast<ptrdiff_t>(row) * 4 * job.words;
-  Vec most = {};
+  Vec most = {}, poison = {};  // the latter 0, or NaN where x is not finite: then so is the whole result
   for_each_vec(job.in_features, [&](int i, auto part) {
     const Vec value = part.load(x + i);
     most = max(most, max(value, -value));
+    poison = fma(value, Vec{}, poison);
   });
-  const float scale = reduce_max(most) / 127.0f;
+  const float scale = reduce_max(most) / 127.0f + reduce_add(poison);
   job.row_scale[row] = scale;
   // Adding 1.5 * 2^23 rounds to a whole number, which then lies in the low bits. (Not an fma: levels without
   // one would round otherwise.)

@@ -60,3 +60,15 @@ def test_it_is_close_to_the_float_product(level: str) -> None:
     error = (Int8Linear(weight, bias, level)(x) - exact).norm() / exact.norm()
     print(f"relative error {error:.2e}")
     assert error < 0.012
+
+
+@at_every_level
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_what_is_not_finite_shows_in_its_row_alone(level: str, value: float) -> None:
+    x, weight, bias = operands(3, 100, 40, torch.float32)
+    layer = Int8Linear(weight, bias, level)
+    before = layer(x)
+    x[1, 17] = value
+    after = layer(x)
+    assert after[1].isnan().all()
+    assert torch.equal(after[[0, 2]], before[[0, 2]])
