@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -11,6 +12,7 @@ import torch
 from trunkline.attention import AttentionBackend, AttentionMetadata, HostPool, KVPool
 from trunkline.runtime.models import CausalLM
 from trunkline.runtime.sampling import Sampler, SampleRow, SamplingParams, TokenLogprobs, prompt_logprobs
+from trunkline.runtime.sampling.sampler import NON_FINITE
 from trunkline.scheduler import ScheduledRequest, SchedulePlan, StepResult
 
 __all__ = ["ModelRunner", "RunnerOutput", "SamplingState"]
@@ -60,48 +62,67 @@ class ModelRunner:
     @torch.inference_mode()
     def run(self, plan: SchedulePlan) -> RunnerOutput:
         """Moves pages, computes every scheduled token and samples where a request's last known token was computed."""
-        self._move_pages(plan)
-        scheduled = plan.scheduled
-        if not scheduled:
-            return RunnerOutput(StepResult(tokens={}))
-        logits = self._forward(scheduled)
-        scored, row = {}, 0
-        sampling: list[ScheduledRequest] = []
-        sample_rows: list[int] = []
-        for request in scheduled:
+        copy_elapsed = self._move_pages(plan)
+        if not plan.scheduled:
+            return RunnerOutput(StepResult(copy_elapsed=copy_elapsed))
+        logits = self._forward(plan.scheduled)
+        scored: dict[str, tuple[int, Sequence[TokenLogprobs]]] = {}
+        last_rows: list[int] = []
+        row = 0
+        for request in plan.scheduled:
             num_scored = _num_scored(request)
             if num_scored:
                 scored[request.id] = _score(request, logits[row : row + num_scored])
-                row += num_scored
-            if request.samples:
-                sampling.append(request)
-                sample_rows.append(row)
-                row += 1
-        if len(sample_rows) != row:
-            logits = logits[sample_rows]
-        picked = self._sampler.sample(logits, [_sample_row(request) for request in sampling])
-        failed = {sampling[index].id: reason for index, reason in picked.failed.items()}
+            row += num_scored + 1
+            last_rows.append(row - 1)
+        if row != len(last_rows):
+            logits = logits[last_rows]
+        step, logprobs = self._sample(plan.scheduled, logits)
+        step.copy_elapsed = copy_elapsed
+        return RunnerOutput(step, logprobs, scored)
+
+    def _sample(
+        self, scheduled: Sequence[ScheduledRequest], logits: torch.Tensor
+    ) -> tuple[StepResult, dict[str, TokenLogprobs]]:
+        """Tokens for the requests that sample; the others' chunks fail where they end in logits that aren't finite."""
+        failed: dict[str, str] = {}
+        sampling = [index for index, request in enumerate(scheduled) if request.samples]
+        if len(sampling) != len(scheduled):
+            cut = [index for index, request in enumerate(scheduled) if not request.samples]
+            finite = logits[cut].isfinite().all(dim=-1).tolist()
+            failed = {
+                scheduled[index].id: NON_FINITE for index, sound in zip(cut, finite, strict=True) if not sound
+            }
+            logits = logits[sampling]
+        requests = [scheduled[index] for index in sampling]
+        picked = self._sampler.sample(logits, [_sample_row(request) for request in requests])
+        failed |= {requests[index].id: reason for index, reason in picked.failed.items()}
         tokens = {
-            request.id: (int(token),)
-            for request, token in zip(sampling, picked.tokens, strict=True)
+            request.id: (token,)
+            for request, token in zip(requests, picked.tokens.tolist(), strict=True)
             if request.id not in failed
         }
-        logprobs = {sampling[index].id: entry for index, entry in picked.logprobs.items()}
-        return RunnerOutput(StepResult(tokens=tokens, failed=failed), logprobs, scored)
+        logprobs = {requests[index].id: entry for index, entry in picked.logprobs.items()}
+        return StepResult(tokens=tokens, failed=failed), logprobs
 
-    def _move_pages(self, plan: SchedulePlan) -> None:
-        """Host copies leave first: the pages they free may be written by what follows."""
-        if len(plan.swap_out) or len(plan.swap_in):
+    def _move_pages(self, plan: SchedulePlan) -> float | None:
+        """Host copies leave first: the pages they free may be written by what follows. Returns the swaps' seconds."""
+        swaps = len(plan.swap_out) + len(plan.swap_in)
+        started = time.perf_counter()
+        if len(plan.swap_out):
             assert self._host_pool is not None, "a plan swaps, but there is no host pool"
             self._host_pool.swap_out(plan.swap_out)
+        swapping = time.perf_counter() - started
         if len(plan.page_copies):
             self._kv_pool.copy_pages(plan.page_copies)
+        started = time.perf_counter()
         if len(plan.swap_in):
-            assert self._host_pool is not None
+            assert self._host_pool is not None, "a plan swaps, but there is no host pool"
             self._host_pool.swap_in(plan.swap_in)
+        return swapping + time.perf_counter() - started if swaps else None
 
     def _forward(self, scheduled: Sequence[ScheduledRequest]) -> torch.Tensor:
-        """Logits [rows, vocab]: for each request its scored positions, then the one that is sampled."""
+        """Logits [rows, vocab]: for each request its scored positions, then its last one, sampled or not."""
         lengths = np.array([len(request.tokens) for request in scheduled], dtype=np.int32)
         metadata = AttentionMetadata.build(
             starts=np.array([request.start for request in scheduled], dtype=np.int32),
@@ -134,13 +155,12 @@ def _logits_rows(request: ScheduledRequest, end: int) -> np.ndarray:
     """Rows of the step's hidden states that need logits; `end` is one past the request's last row."""
     begin = end - len(request.tokens)
     num_scored = _num_scored(request)
-    rows = np.empty(num_scored + request.samples, dtype=np.int64)
+    rows = np.empty(num_scored + 1, dtype=np.int64)
     if num_scored:
         assert request.logits_from is not None
         first = begin + max(request.logits_from, request.start) - request.start
         rows[:num_scored] = np.arange(first, first + num_scored)
-    if request.samples:
-        rows[-1] = end - 1
+    rows[-1] = end - 1
     return rows
 
 

@@ -131,6 +131,17 @@ def test_a_failed_request_is_contained(breaks: bool, reason: str) -> None:
     assert engine.cache.match(np.array(bad, dtype=np.int32)).num_tokens == 0
 
 
+def test_a_prompt_that_fails_in_its_first_chunk_leaves_nothing_in_the_cache() -> None:
+    loaded = tiny_model()
+    engine = make_engine(loaded, max_num_batched_tokens=32)
+    bad = [*random_prompt(20, seed=2), 7, *random_prompt(80, seed=3)]
+    engine.runner.model = PoisonedModel(loaded.model, poison=7, breaks=False)
+    failed = engine.generate([bad], GREEDY)[0].choices[0]
+    assert (failed.finish_reason, failed.error) == ("error", "non-finite logits")
+    assert engine.cache.match(np.array(bad, dtype=np.int32)).num_tokens == 0
+    assert_idle(engine)
+
+
 BAD_IDS = [-1, 49152, 2**31, 2**63]
 
 
