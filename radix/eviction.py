@@ -6,7 +6,7 @@ import numpy as np
 
 from trunkline.errors import ConfigError
 
-from .tokens import Int32Array
+from .tokens import Int32Array, as_index
 
 Rank = tuple[float, ...]
 
@@ -32,11 +32,12 @@ class PageUsage:
         past = None
         if replaced is not None:
             past = int(self.created[replaced]), int(self.hits[replaced]), int(self.priority[replaced])
-        self.created[pages] = tick
-        self.last_access[pages] = tick
-        self.hits[pages] = 0
-        self.priority[pages] = priority
-        self.age[pages] = age
+        index = as_index(pages)
+        self.created[index] = tick
+        self.last_access[index] = tick
+        self.hits[index] = 0
+        self.priority[index] = priority
+        self.age[index] = age
         if past is not None:
             first = pages[0]
             self.created[first], self.hits[first] = past[:2]
@@ -44,13 +45,14 @@ class PageUsage:
 
     def hit(self, pages: Int32Array) -> None:
         """One more request reuses these pages."""
-        self.hits[pages] += 1
+        self.hits[as_index(pages)] += 1
 
     def touch(self, pages: Int32Array, tick: int, priority: int, age: float) -> None:
         """A request used these pages until now."""
-        self.last_access[pages] = tick
-        self.age[pages] = age
-        self.priority[pages] = np.maximum(self.priority[pages], priority)
+        index = as_index(pages)
+        self.last_access[index] = tick
+        self.age[index] = age
+        self.priority[index] = np.maximum(self.priority[index], priority)
 
     def num_alike_at_end(self, pages: Int32Array) -> int:
         """How many pages at the end of `pages` have the very same usage as the last one (at least 1)."""

@@ -6,7 +6,7 @@ import numpy.typing as npt
 from trunkline.errors import ConfigError
 
 from .errors import InvariantViolated, OutOfPages, PageStateError
-from .tokens import NO_PAGES, Int32Array
+from .tokens import NO_PAGES, Int32Array, as_index
 
 # A contiguous run is looked for among this many of the lowest free pages (and 8 times the number asked for).
 RUN_SEARCH_PAGES = 4096
@@ -68,10 +68,10 @@ class PagePool:
 
     def retain(self, pages: Int32Array) -> None:
         """Add one reference to each page; all must be in use or held. Raises PageStateError."""
-        counts = self._counts_of(pages)
-        self._require(pages, counts > 0, "retain", "is free")
-        self.num_evictable -= int(np.count_nonzero(self.held[pages] & (counts == 1)))
-        self.counts[pages] = counts + 1
+        index, counts = self._counts_of(pages)
+        self._require(pages, index, counts > 0, "retain", "is free")
+        self.num_evictable -= int(np.count_nonzero(self.held[index] & (counts == 1)))
+        self.counts[index] = counts + 1
 
     def release(self, pages: Int32Array) -> Int32Array:
         """Take one reference from each page; a page whose count reaches 0 is free.
@@ -79,32 +79,33 @@ class PagePool:
         Returns the pages that only the tree has now. Raises PageStateError for a free page, or where the
         tree's own reference is the only one left (that one goes by `drop`).
         """
-        counts = self._counts_of(pages)
-        held = self.held[pages]
-        self._require(pages, counts > held, "release", "has no such reference")
-        self.counts[pages] = counts - 1
-        self._free_now(pages[counts == 1])
-        evictable: Int32Array = pages[held & (counts == 2)]
+        index, counts = self._counts_of(pages)
+        held = self.held[index]
+        self._require(pages, index, counts > held, "release", "has no such reference")
+        free_now, left = pages[counts == 1], counts == 2
+        self.counts[index] = counts - 1
+        self._free_now(free_now)
+        evictable: Int32Array = pages[held & left]
         self.num_evictable += len(evictable)
         return evictable
 
     def hold(self, pages: Int32Array) -> None:
         """Give the tree its own reference to pages that are in use. Raises PageStateError."""
-        counts = self._counts_of(pages)
-        self._require(pages, (counts > 0) & ~self.held[pages], "hold", "is free or held")
-        self.held[pages] = True
-        self.counts[pages] = counts + 1
+        index, counts = self._counts_of(pages)
+        self._require(pages, index, (counts > 0) & ~self.held[index], "hold", "is free or held")
+        self.held[index] = True
+        self.counts[index] = counts + 1
 
     def drop(self, pages: Int32Array) -> None:
         """Take the tree's own reference away; pages that nobody else has are free. Raises PageStateError."""
         if len(pages) == 1 and 0 < pages.item() <= self.num_pages and self.held[pages.item()]:
             self._drop_one(pages.item(), pages)
             return
-        counts = self._counts_of(pages)
-        self._require(pages, self.held[pages], "drop", "is not held by the tree")
-        self.held[pages] = False
-        self.counts[pages] = counts - 1
+        index, counts = self._counts_of(pages)
+        self._require(pages, index, self.held[index], "drop", "is not held by the tree")
         alone = pages[counts == 1]
+        self.held[index] = False
+        self.counts[index] = counts - 1
         self.num_evictable -= len(alone)
         self._free_now(alone)
 
@@ -149,22 +150,33 @@ class PagePool:
         runs = free[n - 1 :] - free[: len(free) - n + 1] == n - 1
         return int(runs.argmax())
 
-    def _counts_of(self, pages: Int32Array) -> Int32Array:
-        """The pages' counts; raises PageStateError for numbers outside 0..num_pages (0 has count 0)."""
+    def _counts_of(self, pages: Int32Array) -> tuple[slice | Int32Array, Int32Array]:
+        """The pages as an index, and their counts, which the next change to `self.counts` may change too.
+
+        Raises PageStateError for numbers outside 0..num_pages (0 has count 0).
+        """
+        index = as_index(pages)
+        if isinstance(index, slice) and index.stop <= self.num_pages + 1:
+            return index, self.counts[index]
         try:
-            counts: Int32Array = self.counts.take(
-                pages.view(np.uint32)
-            )  # a negative number becomes too large
+            # as unsigned, a negative number becomes too large
+            return pages, self.counts.take(pages.view(np.uint32))
         except IndexError:
             bad = pages[(pages < 1) | (pages > self.num_pages)]
             raise PageStateError(f"page {int(bad[0])} is not one of 1..{self.num_pages}") from None
-        return counts
 
-    def _require(self, pages: Int32Array, fine: npt.NDArray[np.bool_], verb: str, problem: str) -> None:
+    def _require(
+        self,
+        pages: Int32Array,
+        index: slice | Int32Array,
+        fine: npt.NDArray[np.bool_],
+        verb: str,
+        problem: str,
+    ) -> None:
         if not fine.all():
             page = int(pages[fine.argmin()])
             raise PageStateError(f"cannot {verb} page {page}: it {problem} (count {int(self.counts[page])})")
-        if len(pages) > 1:
+        if len(pages) > 1 and not isinstance(index, slice):  # a run has no page twice
             order = np.arange(len(pages), dtype=np.int32)
             self._order[pages] = order
             twice = self._order[pages] != order

@@ -9,6 +9,7 @@ Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
 UInt64Array = npt.NDArray[np.uint64]
 
+SHORT_RUN = 64
 NO_PAGES: Int32Array = np.empty(0, dtype=np.int32)
 
 
@@ -49,3 +50,16 @@ def common_key_length(left: bytes, right: bytes) -> int:
     length = min(len(left), len(right))
     difference = int.from_bytes(left[:length], "big") ^ int.from_bytes(right[:length], "big")
     return (length - (difference.bit_length() + 7) // 8) // 4
+
+
+def as_index(pages: Int32Array) -> "slice | Int32Array":
+    """The pages as an index into arrays by page: a slice where they are one ascending run, else themselves.
+
+    Long runs are common, since pages are handed out that way; a slice costs a fraction of an array of indices.
+    """
+    if len(pages) < SHORT_RUN:
+        return pages
+    first = pages.item(0)
+    if first < 0 or pages.item(-1) - first != len(pages) - 1 or not (pages[1:] - pages[:-1] == 1).all():
+        return pages
+    return slice(first, first + len(pages))
