@@ -19,12 +19,14 @@ __all__ = ["ops_router", "tokenizer_router"]
 def ops_router(service: Service, router: APIRouter) -> None:
     """Adds the routes to `router`."""
 
-    @router.api_route("/health", methods=["GET", "HEAD"], responses=answers(Health))
+    @router.head("/health", include_in_schema=False)
+    @router.get("/health", responses=answers(Health))
     async def health() -> Response:
         """200 while the engine lives."""
         return _probe(service.engine.alive)
 
-    @router.api_route("/ready", methods=["GET", "HEAD"], responses=answers(Health))
+    @router.head("/ready", include_in_schema=False)
+    @router.get("/ready", responses=answers(Health))
     async def ready() -> Response:
         """200 while new requests are taken: not during a shutdown."""
         return _probe(service.engine.alive and service.room.is_open)
