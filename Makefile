@@ -24,7 +24,8 @@ $(READY): pyproject.toml Makefile
 	mkdir -p $(VENV)/mypy && ln -sfn "$(CURDIR)" $(VENV)/mypy/trunkline
 	touch $@
 
-serve: chat
+serve: $(READY)
+	$(BIN)/trunkline serve
 
 chat: $(READY)
 	$(BIN)/trunkline chat
