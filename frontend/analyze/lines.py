@@ -8,7 +8,7 @@ import sys
 import zlib
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, cast
@@ -76,6 +76,6 @@ class Source:
             stream = sys.stdin.buffer if self.is_stdin else opened.enter_context(self.path.open("rb"))
             buffered = io.BufferedReader(cast(io.RawIOBase, stream), 1 << 20)
             if buffered.peek(2)[:2] == _GZIP:
-                yield opened.enter_context(gzip.open(buffered))
+                yield cast(IO[bytes], opened.enter_context(closing(gzip.open(buffered))))
             else:
                 yield buffered
