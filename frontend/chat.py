@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from trunkline.errors import TrunklineError
+from trunkline.runtime.loading import Transcripts
 
 if TYPE_CHECKING:
     from trunkline.runtime.engine import Engine
@@ -22,6 +23,7 @@ def converse(
     engine: Engine, params: SamplingParams, system: str | None, lines: Iterable[str], console: Console
 ) -> None:
     """Answers each line in turn; a turn that fails is taken back and the conversation goes on."""
+    transcripts = Transcripts()
     opening = [{"role": "system", "content": system}] if system is not None else []
     messages = list(opening)
     for line in lines:
@@ -39,7 +41,7 @@ def converse(
             continue
         messages.append({"role": "user", "content": text})
         try:
-            reply = _answer(engine, params, messages, console)
+            reply = _answer(engine, params, messages, transcripts, console)
         except TrunklineError as error:
             messages.pop()
             console.print(f"[red]{error}[/red]", highlight=False)
@@ -47,13 +49,24 @@ def converse(
         messages.append({"role": "assistant", "content": reply})
 
 
-def _answer(engine: Engine, params: SamplingParams, messages: list[dict[str, str]], console: Console) -> str:
+def _answer(
+    engine: Engine,
+    params: SamplingParams,
+    messages: list[dict[str, str]],
+    transcripts: Transcripts,
+    console: Console,
+) -> str:
     """Streams one answer and, after it, one line on tokens and cache."""
-    reply = ""
-    for output in engine.stream(engine.chat_prompt(messages), params):
+    prompt = engine.tokenizer.render_chat(messages, transcripts=transcripts)
+    reply, tokens = "", prompt.ids.tolist()
+    for output in engine.stream(prompt.ids, params):
         reply += output.text
+        tokens.extend(output.token_ids)
         console.print(output.text, end="", markup=False, highlight=False, soft_wrap=True)
     console.print()
+    if output.finish_reason == "stop":
+        tokens.pop()  # the token that ended the answer is the template's to write again
+    transcripts.remember(prompt.sealed + reply, tokens)
     ending = "" if output.finish_reason == "stop" else f", ended by {output.error or output.finish_reason}"
     console.print(
         f"[dim]{output.num_cached_tokens} of {output.num_prompt_tokens} prompt tokens from the cache, "

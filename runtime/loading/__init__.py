@@ -9,11 +9,20 @@ from typing import TYPE_CHECKING, Any
 from .source import EMBEDDED_NAME
 from .tokenizer import ChatPrompt, Tokenizer
 from .tokenizer_loader import load_tokenizer
+from .transcripts import Transcripts
 
 if TYPE_CHECKING:
     from .loader import LoadedModel, load_model
 
-__all__ = ["EMBEDDED_NAME", "ChatPrompt", "LoadedModel", "Tokenizer", "load_model", "load_tokenizer"]
+__all__ = [
+    "EMBEDDED_NAME",
+    "ChatPrompt",
+    "LoadedModel",
+    "Tokenizer",
+    "Transcripts",
+    "load_model",
+    "load_tokenizer",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -16,6 +16,7 @@ from trunkline.runtime.errors import ChatTemplateError, RequestError, TokenizerE
 from .chat_template import ChatTemplate, Message
 from .sealing import Seals, sealed_backend
 from .tokenizer_spec import TokenizerSpec
+from .transcripts import NOTHING, Transcripts
 
 Int32Array = npt.NDArray[np.int32]
 
@@ -25,10 +26,14 @@ _BYTE_PIECE = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """A rendered conversation: token ids (int32) and the same as text, control tokens spelled out."""
+    """A rendered conversation: token ids (int32) and the same as text, control tokens spelled out.
+
+    `sealed` is the text in the tokenizer's own spelling of control tokens: what `Transcripts` know it by.
+    """
 
     ids: Int32Array
     text: str
+    sealed: str
 
 
 class Tokenizer:
@@ -108,11 +113,14 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         continue_final: bool = False,
         template_arguments: Mapping[str, Any] | None = None,
+        transcripts: Transcripts | None = None,
+        space: str = "",
     ) -> ChatPrompt:
         """The prompt of a conversation, in which only the chat template has made control tokens.
 
         `messages` and `tools` are what the template takes, usually OpenAI's form. `continue_final` leaves the
-        last message open. A BOS is added if the model asks for one and the template hasn't written it. Raises
+        last message open. What `transcripts` remember of the conversation keeps the tokens it has in the cache. A BOS
+        is added if the model asks for one and the template hasn't written it. Raises
         ChatTemplateError when there is no template or it refuses the messages.
         """
         template = self._chat_templates.get("tool_use") if tools else None
@@ -126,7 +134,13 @@ class Tokenizer:
             continue_final=continue_final,
             arguments=template_arguments,
         )
-        return ChatPrompt(self._encode_sealed(sealed, None), self._seals.unseal(sealed))
+        known = transcripts.longest(sealed, space) if transcripts is not None else NOTHING
+        if known.num_characters:
+            rest = self._encode_sealed(sealed[known.num_characters :], False)
+            ids = np.concatenate([known.ids, rest])
+        else:
+            ids = self._encode_sealed(sealed, None)
+        return ChatPrompt(ids, self._seals.unseal(sealed), sealed)
 
     def _encode_sealed(self, text: str, add_bos: bool | None) -> Int32Array:
         if surrogate := _SURROGATE.search(text):
