@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from trunkline.radix.eviction import POLICIES
+
 from .canonical import number_blocks
 from .chains import Chains
 from .reasons import Reason, Reasons
@@ -37,7 +39,7 @@ class Advice:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Situation:
-    """What the advice is drawn from; `policy_tokens` are hit tokens of other policies at the same size."""
+    """What the advice is drawn from; `policy_tokens` are hit tokens of all policies at the same size."""
 
     trace: Trace
     chains: Chains
@@ -125,13 +127,14 @@ def _pages(it: Situation) -> Iterator[Advice]:
 
 def _policies(it: Situation) -> Iterator[Advice]:
     now = it.policy_tokens.get(it.reasons.policy, 0)
-    better = max(it.policy_tokens, key=lambda name: (it.policy_tokens[name], name), default=None)
-    if better is not None and it.policy_tokens[better] > now:
+    known = {name: tokens for name, tokens in it.policy_tokens.items() if name in POLICIES}
+    better = max(known, key=lambda name: (known[name], name))
+    if known[better] > now:
         yield Advice(
             "policy",
             f"Evict by {better} instead of {it.reasons.policy}",
             "Of the policies that the cache knows this one finds most at the analysed size.",
-            it.policy_tokens[better] - now,
+            known[better] - now,
             0.0,
         )
 

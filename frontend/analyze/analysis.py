@@ -72,7 +72,8 @@ class Point:
 
 @dataclass(eq=False)
 class Analysis:
-    """What `trunkline analyze` found out. `frames` and `figures` are for notebooks (extra `analyze`)."""
+    """What `trunkline analyze` found out. `hit_tokens_at_size` has every policy and the optimum at the size
+    of `reasons`. `frames` and `figures` are for notebooks (extra `analyze`)."""
 
     trace: Trace
     options: AnalysisOptions
@@ -83,6 +84,7 @@ class Analysis:
     curves: dict[str, tuple[Point, ...]]
     reasons: Reasons
     advice: tuple[Advice, ...]
+    hit_tokens_at_size: dict[str, int]
     same_as_lru: tuple[str, ...] = field(default=())
 
     @cached_property
@@ -213,6 +215,7 @@ class Analysis:
             "size_tokens": reasons.capacity * block,
             "twins_share": self.options.twins_share,
             "of_prompt_tokens": self.trace.total_tokens,
+            "hit_tokens_by_policy": self.hit_tokens_at_size,
             "tokens": {reason.value: count for reason, count in reasons.totals().items()},
             "evicted": {
                 "requests": int(np.count_nonzero(reasons.evicted_by >= 0)),
@@ -284,10 +287,10 @@ def analyse(
         name: tuple(_point(trace, size, hits[name, size]) for size in sizes)
         for name in ("lru", *names, OPTIMUM)
     }
-    at_size = {name: int(trace.hit_tokens(hits[name, capacity]).sum()) for name in ("lru", *names)}
+    at_size = {name: int(trace.hit_tokens(hits[name, capacity]).sum()) for name in ("lru", *names, OPTIMUM)}
     situation = Situation(trace, chains, reasons, curve, at_size)
     advice = tuple(advise(situation)) if options.with_advice else ()
-    return Analysis(trace, options, curve, chains, touches, sizes, curves, reasons, advice, same)
+    return Analysis(trace, options, curve, chains, touches, sizes, curves, reasons, advice, at_size, same)
 
 
 def _policies(trace: Trace, options: AnalysisOptions) -> tuple[list[str], tuple[str, ...]]:

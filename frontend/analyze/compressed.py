@@ -115,8 +115,8 @@ class CompressedCache:
                     use.hits += 1
             if places > there:
                 self._extend(chain, places, priority)
-                if not there and above != ROOT:
-                    self._relist(above)
+                if not there and above != ROOT and self._hanging[above][-1] == length[above]:
+                    self._entry[above] = None
             if places >= there:
                 self._relist(chain)
             above = chain

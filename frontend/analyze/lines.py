@@ -76,6 +76,6 @@ class Source:
             stream = sys.stdin.buffer if self.is_stdin else opened.enter_context(self.path.open("rb"))
             buffered = io.BufferedReader(cast(io.RawIOBase, stream), 1 << 20)
             if buffered.peek(2)[:2] == _GZIP:
-                yield cast(IO[bytes], opened.enter_context(closing(gzip.open(buffered))))
+                yield cast(IO[bytes], opened.enter_context(closing(gzip.GzipFile(fileobj=buffered))))
             else:
                 yield buffered

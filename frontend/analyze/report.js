@@ -129,7 +129,9 @@ function drawCurves() {
     shape(svg, "text", { x: WIDTH / 2, y: height - 2, "text-anchor": "middle" }, "cache size in tokens");
     const infinite = data.totals.infinite_hit_tokens / total;
     if (infinite <= most) shape(svg, "line", { x1: LEFT, x2: WIDTH - RIGHT, y1: y(infinite), y2: y(infinite), stroke: "#22a565", "stroke-dasharray": "3 4" });
-    for (const [size, label] of [[data.reasons.size_tokens, "analysed size"], [data.knee.size_tokens, "knee"]])
+    const marks = [[data.reasons.size_tokens, "analysed size"], [data.knee.size_tokens, "knee"]];
+    if (marks[0][0] === marks[1][0]) marks.splice(0, 2, [marks[0][0], "analysed size (the knee)"]);
+    for (const [size, label] of marks)
       if (size >= range[0] && size <= range[1]) {
         shape(svg, "line", { x1: x(size), x2: x(size), y1: TOP, y2: height - BOTTOM, stroke: "currentColor", "stroke-dasharray": "5 4", opacity: 0.5 });
         shape(svg, "text", { x: x(size) + 4, y: TOP + (label === "knee" ? 24 : 10) }, label);
@@ -389,10 +391,10 @@ function drawHead() {
     element(box, "b", {}, value);
     element(box, "span", { class: "soft small" }, note);
   };
-  const cached = r.tokens.cached, best = (data.curves.optimum.find((p) => p.size_tokens >= r.size_tokens) || data.curves.optimum.at(-1)).hit_tokens;
+  const cached = r.tokens.cached, best = r.hit_tokens_by_policy.optimum;
   card(`hit rate, ${r.policy} at ${compact(r.size_tokens)} tokens`, percent(cached, r.of_prompt_tokens), "of prompt tokens");
   card("a cache that forgets nothing", percent(t.infinite_hit_tokens, t.prompt_tokens), `${number(t.infinite_hit_tokens)} of the prompt tokens`);
-  card("optimum near that size", percent(best, t.prompt_tokens), "of prompt tokens; no order of eviction does better");
+  card("optimum at that size", percent(best, t.prompt_tokens), "of prompt tokens; no order of eviction does better");
   card("for 95 % of what can be had", compact(data.size_for_share_of_infinite["0.95"].size_tokens), "tokens of LRU cache");
   if (t.reported_cached_tokens !== null) card("the server reported", percent(t.reported_cached_tokens, t.prompt_tokens), "of prompt tokens");
   const said = [...input.notes, ...input.skipped.map((skip) => `${number(skip.count)} × left out: ${skip.reason} (first in line ${number(skip.first_line)})`)];
