@@ -21,6 +21,7 @@ from .errors import answer_exception
 from .observe import Observe
 from .openapi import DescribedApp
 from .ops import ops_router, tokenizer_router
+from .page import page_router
 from .service import Service
 from .settings import ServerSettings
 
@@ -45,6 +46,7 @@ def create_app(
     router = APIRouter(route_class=json_route(settings))
     for add_routes in (chat_router, completion_router, cache_router, ops_router, tokenizer_router):
         add_routes(service, router)
+    page_router(router)
     app.include_router(router)
     for kind in (RequestValidationError, HTTPException, TrunklineError):
         app.add_exception_handler(kind, answer_exception)
