@@ -111,7 +111,7 @@ def _prompts_alone(trace: Trace, text: TokenText) -> tuple[Trace, TokenText]:
     indptr = np.concatenate([[0], np.cumsum(trace.num_tokens)]).astype(np.int64)
     unknown = np.full(len(trace), np.nan)
     prompts = replace(text, tokens=np.concatenate(parts), indptr=indptr)
-    return replace(trace, time=unknown, end_time=unknown), prompts
+    return replace(trace, time=unknown, first_token_time=unknown, end_time=unknown), prompts
 
 
 def _model(server: Server) -> str:

@@ -204,3 +204,18 @@ def test_a_server_that_is_not_there_is_one_line() -> None:
     with pytest.raises(ServerError, match=r"http://127\.0\.0\.1:9/metrics: no answer") as error:
         live_summary(Server("http://127.0.0.1:9"))
     assert isinstance(error.value, TrunklineError)
+
+
+def test_part_of_a_page_is_shared_only_when_it_was_computed_in_an_earlier_step(tmp_path: Path) -> None:
+    prompts = [[1, 2, 3, 4, 5, 6, 7, 8], [1, 2, 3, 4, 5, 6, 9, 9], [1, 2, 3, 4, 5, 6, 9, 7]]
+    together = [
+        logged(n, prompt, t=1000 + n / 100, first=1001 + (n > 0), end=1009)
+        for n, prompt in enumerate(prompts)
+    ]
+    found = validate(read_trace(write_log(tmp_path / "together", together, with_tokens=True)))
+    assert found.predicted.tolist() == [0, 6, 6]
+    apart = [
+        logged(n, prompt, t=1000 + n / 100, first=1001 + n, end=1009) for n, prompt in enumerate(prompts)
+    ]
+    found = validate(read_trace(write_log(tmp_path / "apart", apart, with_tokens=True)))
+    assert found.predicted.tolist() == [0, 6, 7]
