@@ -106,7 +106,7 @@ class GenerationRequest(RequestBody):
     response_format: ResponseFormat | None = None
     top_k: int | None = Field(default=None, ge=-1)
     min_p: Probability | None = None
-    repetition_penalty: float | None = Field(default=None, gt=0, le=2)
+    repetition_penalty: float | None = Field(default=None, ge=0.01, le=2)
     min_tokens: int | None = Field(default=None, ge=0)
     stop_token_ids: StopTokenIds | None = None
     ignore_eos: bool = False

@@ -45,7 +45,7 @@ class SamplingParams:
     top_k: only the k likeliest tokens; -1 and 0 mean off.
     top_p: only the likeliest tokens that together reach this probability, (0, 1]; 1 is off.
     min_p: only tokens at least this fraction as likely as the likeliest, 0 to 1; 0 is off.
-    repetition_penalty: (0, 2]; divides positive and multiplies negative logits of tokens seen in prompt or
+    repetition_penalty: 0.01 to 2; divides positive and multiplies negative logits of tokens seen in prompt or
         output.
     frequency_penalty: -2 to 2; subtracted once for each time a token stands in the output (never the prompt).
     presence_penalty: -2 to 2; subtracted from tokens that stand in the output (never the prompt).
@@ -96,7 +96,7 @@ class SamplingParams:
         self._check_number("temperature", 0, 2)
         self._check_number("top_p", 0, 1, above_low=True)
         self._check_number("min_p", 0, 1)
-        self._check_number("repetition_penalty", 0, 2, above_low=True)
+        self._check_number("repetition_penalty", 0.01, 2)
         self._check_number("frequency_penalty", -2, 2)
         self._check_number("presence_penalty", -2, 2)
         for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output"):
