@@ -8,7 +8,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -84,8 +84,9 @@ class PolicyRuns:
             )
             self._workers.append((worker, share))
             assert worker.stdin is not None
-            pickle.dump((self._replayable, jobs), worker.stdin, protocol=pickle.HIGHEST_PROTOCOL)
-            worker.stdin.close()
+            with suppress(BrokenPipeError):  # it has died already: `results` does its work
+                pickle.dump((self._replayable, jobs), worker.stdin, protocol=pickle.HIGHEST_PROTOCOL)
+                worker.stdin.close()
         return self
 
     def __exit__(

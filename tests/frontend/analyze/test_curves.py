@@ -104,6 +104,17 @@ def test_other_processes_find_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [hits.tolist() for hits in shared] == [run.run(job).tolist() for job in jobs]
 
 
+def test_what_a_killed_process_had_to_do_is_done_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = block_trace(random_paths(3))
+    run = Replayable.of(trace, build_chains(trace))
+    monkeypatch.setattr("trunkline.frontend.analyze.policies._WORTH_A_PROCESS", 1)
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1}, raising=False)
+    monkeypatch.setattr("sys.executable", "/bin/false")
+    with PolicyRuns(run, [("lfu", 4), ("fifo", 4)]) as runs:
+        found = runs.results()
+    assert [hits.tolist() for hits in found] == [run.run(job).tolist() for job in (("lfu", 4), ("fifo", 4))]
+
+
 def test_names_without_chaining_are_told_apart_by_their_paths() -> None:
     trace = block_trace([[1, 2, 3], [2, 3], [1, 2, 4], [2, 3, 3]])
     assert trace.num_distinct_blocks == 7
