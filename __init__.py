@@ -8,6 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trunkline.errors import ConfigError, TrunklineError
+    from trunkline.frontend.lang import (
+        assistant,
+        backend,
+        function,
+        gen,
+        image,
+        select,
+        set_default_backend,
+        system,
+        user,
+    )
     from trunkline.runtime.engine import Engine, EngineConfig
     from trunkline.runtime.sampling import SamplingParams
 
@@ -19,6 +30,15 @@ _FACE = {
     "EngineConfig": "trunkline.runtime.engine",
     "SamplingParams": "trunkline.runtime.sampling",
     "TrunklineError": "trunkline.errors",
+    "assistant": "trunkline.frontend.lang",
+    "backend": "trunkline.frontend.lang",
+    "function": "trunkline.frontend.lang",
+    "gen": "trunkline.frontend.lang",
+    "image": "trunkline.frontend.lang",
+    "select": "trunkline.frontend.lang",
+    "set_default_backend": "trunkline.frontend.lang",
+    "system": "trunkline.frontend.lang",
+    "user": "trunkline.frontend.lang",
 }
 
 __all__ = [
@@ -28,6 +48,15 @@ __all__ = [
     "SamplingParams",
     "TrunklineError",
     "__version__",
+    "assistant",
+    "backend",
+    "function",
+    "gen",
+    "image",
+    "select",
+    "set_default_backend",
+    "system",
+    "user",
 ]
 
 

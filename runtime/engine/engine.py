@@ -134,7 +134,7 @@ class Engine:
                         priority=priority,
                         namespace=namespace,
                         arrival_time=now,
-                        logits_from=0 if params.prompt_logprobs is not None else None,
+                        logits_from=params.logits_from,
                         payload=SamplingState(params, derive_seed(seed, index), ending),
                     ),
                     now,
@@ -266,8 +266,9 @@ class Engine:
         result = self._run(plan)
         tokens = self.scheduler.update(plan, result.step, self._clock())
         for key, (position, entries) in result.prompt_logprobs.items():
-            if key in self._live:
-                self._live[key].scored[position:] = entries  # a resumed request scores some positions again
+            if (live := self._live.get(key)) is not None:
+                first = live.params.logits_from or 0
+                live.scored[position - first :] = entries  # a resumed request scores some positions again
         return [self._emit(output, result) for output in tokens if output.id in self._live]
 
     def _explain(self, plan: SchedulePlan) -> None:
@@ -296,7 +297,12 @@ class Engine:
         live = self._live[output.id]
         hidden = output.stop_token is not None and not live.params.include_stop_str_in_output
         delta = live.text.append(output.tokens[:-1] if hidden else output.tokens)
-        scored = (None, *live.scored) if live.num_output_tokens == 0 and live.scored else None
+        scored: tuple[TokenLogprobs | None, ...] | None = None
+        if live.num_output_tokens == 0 and live.scored:
+            unscored = (
+                () if live.params.prompt_logprobs_start else (None,)
+            )  # nothing stands before the first token
+            scored = (*unscored, *live.scored)
         live.num_output_tokens += len(output.tokens)
         text = delta.text
         finish_reason: str | None = output.finish_reason

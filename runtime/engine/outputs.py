@@ -17,9 +17,10 @@ class RequestOutput:
 
     `text` holds only characters that can no longer become part of a stop string; `token_ids` are the step's
     new tokens. `logprobs` has one entry a token where the request asked for them, `prompt_logprobs` comes once,
-    with the first token, one entry a prompt token (the first is None). `last` marks the output after which nothing
-    more comes for any choice of the request. `explanation` comes with the first output of a request that asked
-    for it: the partition of its prompt into cached and missed tokens, with reasons.
+    with the first token, one entry a prompt token from `prompt_logprobs_start` on (the prompt's first is None).
+    `last` marks the output after which nothing more comes for any choice of the request. `explanation` comes with
+    the first output of a request that asked for it: the partition of its prompt into cached and missed tokens,
+    with reasons.
     """
 
     id: str

@@ -58,6 +58,7 @@ class SamplingParams:
     logprobs: alternatives reported with each new token, 0 to 20 (0: the token alone); None is off. They are
         of the model's own distribution, before any of the options above.
     prompt_logprobs: the same for each prompt token.
+    prompt_logprobs_start: the first prompt token scored; those before it may come from the cache.
     n: choices, 1 to 128.
     skip_special_tokens: leave special tokens out of the text.
     include_stop_str_in_output: keep the stop string at the end of the text.
@@ -81,6 +82,7 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    prompt_logprobs_start: int = 0
     n: int = 1
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
@@ -92,6 +94,7 @@ class SamplingParams:
         self._check_integer("seed", INT64.min, INT64.max, optional=True)
         self._check_integer("logprobs", 0, MAX_LOGPROBS, optional=True)
         self._check_integer("prompt_logprobs", 0, MAX_LOGPROBS, optional=True)
+        self._check_integer("prompt_logprobs_start", 0, None)
         self._check_integer("n", 1, MAX_CHOICES)
         self._check_number("temperature", 0, 2)
         self._check_number("top_p", 0, 1, above_low=True)
@@ -114,6 +117,11 @@ class SamplingParams:
     def is_greedy(self) -> bool:
         """Whether the likeliest token is always taken, so that no random number is needed."""
         return self.temperature < GREEDY_BELOW or self.top_k == 1
+
+    @property
+    def logits_from(self) -> int | None:
+        """The first prompt position whose logits are wanted: they score the token behind it. None: no position's."""
+        return None if self.prompt_logprobs is None else max(0, self.prompt_logprobs_start - 1)
 
     @property
     def stops(self) -> tuple[str, ...]:
