@@ -14,6 +14,7 @@ from rich.console import Console
 from trunkline import __version__
 from trunkline.errors import ConfigError, TrunklineError
 
+from .analyze.command import app as analyze_app
 from .chat import HELP, converse
 from .options import EngineOptions, SamplingOptions
 from .server.command import serve
@@ -25,6 +26,7 @@ app = typer.Typer(
 
 app.command()(serve)
 app.command()(simulate)
+app.add_typer(analyze_app, name="analyze")
 
 Model = Annotated[
     str | None,

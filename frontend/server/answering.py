@@ -19,6 +19,7 @@ from trunkline.runtime.sampling import SamplingParams
 from .answers import Usage, Vendor
 from .explanations import without_others
 from .generation import Generation, GenerationOptions
+from .ledger import Ledger
 from .limits import Place
 from .record import record_of
 from .schemas import GenerationRequest
@@ -49,13 +50,14 @@ class Layout(Protocol):
 class Prepared:
     """What a request comes down to: token ids, how to go on from them, and how to write what comes.
 
-    `shows_output` is false where only the prompt is wanted back.
+    `shows_output` is false where only the prompt is wanted back. `sealed` is a chat's rendered text.
     """
 
     prompts: list[Int32Array]
     params: SamplingParams
     layout: Layout
     shows_output: bool = True
+    sealed: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +67,19 @@ class _Running:
     generation: Generation
     layout: Layout
     tally: Tally
+    ledger: Ledger
     first: tuple[int, RequestOutput]
 
     async def outputs(self) -> AsyncIterator[tuple[int, RequestOutput]]:
-        self.tally.add(*self.first)
+        self._note(*self.first)
         yield self.first
         async for choice, output in self.generation:
-            self.tally.add(choice, output)
+            self._note(choice, output)
             yield choice, output
+
+    def _note(self, choice: int, output: RequestOutput) -> None:
+        self.tally.add(choice, output)
+        self.ledger.add(choice, output)
 
 
 async def answer(
@@ -117,6 +124,17 @@ async def _begin(
     )
     namespace = service.namespace(request, body.cache_salt)
     options = GenerationOptions(params, body.priority, namespace, body.wants_explanation)
+    ledger = Ledger(
+        service.book,
+        prepared.layout.id,
+        prepared.prompts,
+        params.n,
+        namespace,
+        body.priority,
+        service.labels(request, body),
+        prepared.sealed,
+    )
+    stack.callback(ledger.close)
     generation = await stack.enter_async_context(Generation(service.engine, prepared.prompts, options))
     stack.enter_context(service.listed(generation))
     first = await anext(generation)
@@ -126,7 +144,7 @@ async def _begin(
         service.explanations.put(prepared.layout.id, service.tenant(request), explanation)
     if explanation is not None or cut is not None:
         prepared.layout.vendor = Vendor(explanation, cut)
-    return _Running(generation, prepared.layout, tally, first)
+    return _Running(generation, prepared.layout, tally, ledger, first)
 
 
 async def _events(running: _Running, include_usage: bool) -> AsyncIterator[bytes]:

@@ -9,6 +9,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from trunkline import __version__
 from trunkline.errors import TrunklineError
+from trunkline.frontend.analyze.request_log import RequestLog
 from trunkline.runtime.engine.async_engine import AsyncEngine
 from trunkline.runtime.loading import Tokenizer
 
@@ -29,15 +30,18 @@ __all__ = ["create_app"]
 
 
 def create_app(
-    engine: AsyncEngine, tokenizer: Tokenizer, settings: ServerSettings | None = None
+    engine: AsyncEngine,
+    tokenizer: Tokenizer,
+    settings: ServerSettings | None = None,
+    log: RequestLog | None = None,
 ) -> DescribedApp:
-    """The server as an ASGI application over a running engine, which it doesn't stop.
+    """The server as an ASGI application over a running engine, which it doesn't stop; nor does it close `log`.
 
     `app.state.service` is the `Service` behind it. `/openapi.json` describes it; there are no pages of
     documentation, since FastAPI's load their scripts from elsewhere.
     """
     settings = settings or ServerSettings()
-    service = Service(engine, tokenizer, settings)
+    service = Service(engine, tokenizer, settings, log)
     app = DescribedApp(
         title="Trunkline", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False
     )

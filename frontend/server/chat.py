@@ -49,12 +49,13 @@ def chat_router(service: Service, router: APIRouter) -> None:
                 body.messages,
                 add_generation_prompt=not body.continue_final_message,
                 continue_final=body.continue_final_message,
+                namespace=service.namespace(request, body.cache_salt),
             )
             params = body.sampling(
                 max_tokens=body.limit, logprobs=(body.top_logprobs or 0) if body.logprobs else None
             )
             layout = ChatLayout(record_of(request).new_id("chatcmpl"), body, service.tokenizer)
-            return Prepared([prompt], params, layout)
+            return Prepared([prompt.ids], params, layout, sealed=prompt.sealed)
 
         return await answer(service, request, body, prepare)
 

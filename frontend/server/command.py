@@ -52,6 +52,10 @@ SlowReader = Annotated[
 DrainTimeout = Annotated[float, typer.Option(help="Seconds that running requests get after SIGTERM.")]
 Strict = Annotated[bool, typer.Option("--strict-fields", help="Refuse unknown fields of requests.")]
 Clamp = Annotated[bool, typer.Option("--clamp-max-tokens", help="Cut a max_tokens that doesn't fit.")]
+RequestLogFile = Annotated[
+    Path | None, typer.Option("--request-log", help="File for `trunkline analyze`: salted hashes, no text.")
+]
+LogTokens = Annotated[bool, typer.Option("--request-log-tokens", help="Log token ids too: the text.")]
 Origins = Annotated[
     list[str] | None, typer.Option(help="Origin whose pages may call the server; may be repeated.")
 ]
@@ -77,6 +81,8 @@ def serve(
     drain_timeout: DrainTimeout = 30.0,
     strict_fields: Strict = False,
     clamp_max_tokens: Clamp = False,
+    request_log: RequestLogFile = None,
+    request_log_tokens: LogTokens = False,
     cors_origin: Origins = None,
     log_level: LogLevel = "info",
 ) -> None:
@@ -95,6 +101,8 @@ def serve(
         drain_timeout=drain_timeout,
         strict_fields=strict_fields,
         clamp_max_tokens=clamp_max_tokens,
+        request_log=request_log,
+        request_log_tokens=request_log_tokens,
         cors_origins=tuple(cors_origin or ()),
     )
     typed = {

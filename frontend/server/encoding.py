@@ -9,10 +9,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from trunkline.radix import Namespace
 from trunkline.radix.tokens import Int32Array
 from trunkline.runtime.engine.prompts import encode_prompt
 from trunkline.runtime.errors import RequestError
-from trunkline.runtime.loading import Tokenizer
+from trunkline.runtime.loading import ChatPrompt, Tokenizer, Transcripts
 
 from .errors import invalid
 from .schemas import Message
@@ -28,6 +29,7 @@ class PromptEncoder:
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, max_model_len: int) -> None:
         self.tokenizer = tokenizer
+        self.transcripts = Transcripts()
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
         self._longest_token = max(len(tokenizer.id_to_bytes(id)) for id in range(tokenizer.vocab_size))
@@ -69,18 +71,28 @@ class PromptEncoder:
         )
 
     async def chat(
-        self, messages: Sequence[Message], *, add_generation_prompt: bool, continue_final: bool
-    ) -> Int32Array:
-        """The ids [tokens] int32 of a conversation in the chat template; raises ChatTemplateError."""
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool,
+        continue_final: bool,
+        namespace: Namespace | None = None,
+    ) -> ChatPrompt:
+        """A conversation in the chat template; raises ChatTemplateError.
+
+        With a `namespace`, answers that were given in it are the tokens that were generated.
+        """
         size = sum(len(message.content.encode()) for message in messages)
         self._require_bytes(size, "messages")
         given: list[dict[str, Any]] = [message.for_template() for message in messages]
         return await self._run(
             size,
-            lambda: (
-                self.tokenizer.render_chat(
-                    given, add_generation_prompt=add_generation_prompt, continue_final=continue_final
-                ).ids
+            lambda: self.tokenizer.render_chat(
+                given,
+                add_generation_prompt=add_generation_prompt,
+                continue_final=continue_final,
+                transcripts=self.transcripts if namespace is not None else None,
+                space="\0".join(namespace or ()),
             ),
         )
 

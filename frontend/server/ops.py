@@ -58,11 +58,12 @@ def tokenizer_router(service: Service, router: APIRouter) -> None:
         service.check_model(body.model)
         service.check_unknown(body)
         if body.messages is not None:
-            ids = await service.encoder.chat(
+            prompt = await service.encoder.chat(
                 body.messages,
                 add_generation_prompt=body.add_generation_prompt and not body.continue_final_message,
                 continue_final=body.continue_final_message,
             )
+            ids = prompt.ids
         else:
             ids = await service.encoder.text(
                 body.prompt or "",

@@ -11,8 +11,11 @@ from collections.abc import Iterator
 
 import uvicorn
 
+from trunkline.errors import ConfigError
+from trunkline.frontend.analyze.request_log import RequestLog
 from trunkline.runtime.engine.async_engine import AsyncEngine
 from trunkline.runtime.engine.config import EngineConfig
+from trunkline.runtime.engine.stats import EngineInfo
 from trunkline.runtime.loading import load_tokenizer
 
 from .app import create_app
@@ -75,8 +78,10 @@ class _Process:
         """Loads, serves, drains; returns the exit code."""
         tokenizer = await asyncio.to_thread(load_tokenizer, config.model)
         engine = await AsyncEngine.start(config)
+        log: RequestLog | None = None
         try:
-            app = create_app(engine, tokenizer, self._settings)
+            log = self._open_log(engine.info, config)
+            app = create_app(engine, tokenizer, self._settings, log)
             signalled = asyncio.Event()
             server = _Server(
                 uvicorn.Config(
@@ -104,7 +109,24 @@ class _Process:
             service.encoder.close()
         finally:
             await engine.stop()
+            if log is not None:
+                log.close()
         return self._exit_code
+
+    def _open_log(self, info: EngineInfo, config: EngineConfig) -> RequestLog | None:
+        if self._settings.request_log is None:
+            return None
+        try:
+            return RequestLog(
+                self._settings.request_log,
+                page_size=info.page_size,
+                kv_tokens=info.num_pages * info.page_size,
+                eviction_policy=config.radix.eviction_policy,
+                model=info.model_name,
+                with_tokens=self._settings.request_log_tokens,
+            )
+        except OSError as error:
+            raise ConfigError(f"request_log {self._settings.request_log}: {error.strerror}") from None
 
     def _announce(self, service: Service) -> None:
         host, port = self._listener.getsockname()[:2]

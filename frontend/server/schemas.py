@@ -113,6 +113,7 @@ class GenerationRequest(RequestBody):
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
     cache_salt: Salt | None = None
+    user: str | None = None
     priority: int = Field(default=0, ge=-1_000_000, le=1_000_000)
     trunkline: TrunklineOptions | None = None
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from starlette.requests import Request
 
+from trunkline.frontend.analyze.request_log import RequestLog
 from trunkline.radix import Namespace
 from trunkline.radix.tokens import Int32Array
 from trunkline.runtime.engine.async_engine import AsyncEngine
@@ -23,9 +24,10 @@ from .encoding import PromptEncoder
 from .errors import ApiError, invalid
 from .explanations import Explanations
 from .generation import Generation
+from .ledger import LedgerBook
 from .limits import WaitingRoom
 from .metrics import Metrics
-from .schemas import RequestBody
+from .schemas import GenerationRequest, RequestBody
 from .settings import ServerSettings
 
 __all__ = ["Service"]
@@ -34,17 +36,25 @@ logger = logging.getLogger(__name__)
 
 MAX_EXPLANATIONS = 1024
 MAX_WARNED_FIELDS = 1000
+MAX_LABEL = 200
 
 
 class Service:
     """One server: shared by all routes, made by `create_app`."""
 
-    def __init__(self, engine: AsyncEngine, tokenizer: Tokenizer, settings: ServerSettings) -> None:
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        tokenizer: Tokenizer,
+        settings: ServerSettings,
+        log: RequestLog | None = None,
+    ) -> None:
         self.engine = engine
         self.settings = settings
         self.info = engine.info
         self.encoder = PromptEncoder(tokenizer, self.info.vocab_size, self.info.max_model_len)
         self.tokenizer = tokenizer
+        self.book = LedgerBook(self.encoder.transcripts, log)
         self.room = WaitingRoom(settings.max_queue)
         self.metrics = Metrics(engine.stats, lambda: self.room.num_waiting)
         self.names = settings.served_model_names or (self.info.model_name,)
@@ -94,6 +104,15 @@ class Service:
     def namespace(self, request: Request, salt: str | None) -> Namespace:
         """The part of the prefix cache that a request may see."""
         return namespace_for(self.tenant(request), salt)
+
+    def labels(self, request: Request, body: GenerationRequest) -> dict[str, str]:
+        """What the request log tells a request by: the model's name, the client's session, the key's digest."""
+        known = {
+            "model": body.model,
+            "session": request.headers.get("x-session-id", body.user or "")[:MAX_LABEL],
+            "tenant": self.tenant(request) or "",
+        }
+        return {name: value for name, value in known.items() if value}
 
     def tenant(self, request: Request) -> str | None:
         """Whose prefix cache it is, where each API key has its own."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from trunkline.errors import ConfigError
 
@@ -27,6 +28,8 @@ class ServerSettings:
     drain_timeout: seconds that running requests get to end after SIGTERM.
     strict_fields: refuse unknown fields of a request, instead of ignoring them with a warning in the log.
     clamp_max_tokens: cut a max_tokens that doesn't fit, and say so in the answer, instead of refusing it.
+    request_log: a file to which each finished choice is appended, for `trunkline analyze`; hashes, not text.
+    request_log_tokens: write the token ids too, which are the text.
     cors_origins: origins whose pages may call the server; none by default.
 
     Raises ConfigError when a value is out of range.
@@ -45,11 +48,15 @@ class ServerSettings:
     drain_timeout: float = 30.0
     strict_fields: bool = False
     clamp_max_tokens: bool = False
+    request_log: Path | None = None
+    request_log_tokens: bool = False
     cors_origins: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port {self.port} is not in [0, 65535]")
+        if self.request_log_tokens and self.request_log is None:
+            raise ConfigError("request_log_tokens is set, but there is no request_log to write them to")
         if self.max_queue < 1:
             raise ConfigError(f"max_queue {self.max_queue} is below 1")
         if self.max_body_bytes < MIN_BODY_BYTES:

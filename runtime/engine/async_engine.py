@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import tempfile
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -277,10 +278,10 @@ class AsyncEngine:
         while True:
             message = decode_from_engine(await self._socket.recv())
             match message:
-                case Outputs(outputs, stats):
+                case Outputs(outputs, stats, at):
                     self._stats = stats
                     for output in outputs:
-                        self._deliver(output)
+                        self._deliver(replace(output, at=at))
                 case Refused(id, text, param):
                     stream = self._streams.pop(id, None)
                     if stream is not None:

@@ -20,7 +20,8 @@ class RequestOutput:
     with the first token, one entry a prompt token from `prompt_logprobs_start` on (the prompt's first is None).
     `last` marks the output after which nothing more comes for any choice of the request. `explanation` comes with
     the first output of a request that asked for it: the partition of its prompt into cached and missed tokens,
-    with reasons.
+    with reasons. `at` is when its step ended, in Unix seconds, where the engine runs in a process of its own; equal
+    for all outputs of a step.
     """
 
     id: str
@@ -38,6 +39,7 @@ class RequestOutput:
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
     error: str | None = None
     explanation: dict[str, Any] | None = None
+    at: float = 0.0
 
 
 def explained(explanation: Explanation, num_cached: int) -> dict[str, Any]:

@@ -66,10 +66,11 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 
 
 class Outputs(msgspec.Struct, frozen=True, tag=True):
-    """What a step brought, and the state after it."""
+    """What a step brought, the state after it, and when that was (Unix seconds)."""
 
     outputs: list[RequestOutput]
     stats: EngineStats
+    at: float = 0.0
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):

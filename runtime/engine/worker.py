@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -74,7 +75,7 @@ class Worker:
             self._receive(wait=not self._engine.has_work)
             if self._engine.has_work:
                 outputs = self._engine.step()
-                self._send(Outputs(outputs, self._engine.stats()))
+                self._send(Outputs(outputs, self._engine.stats(), time.time()))
 
     def _receive(self, wait: bool) -> None:
         """Carries out every command that has arrived."""
