@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trunkline.errors import ConfigError, TrunklineError
+    from trunkline.frontend.analyze import analyze
     from trunkline.frontend.lang import (
         assistant,
         backend,
@@ -30,6 +31,7 @@ _FACE = {
     "EngineConfig": "trunkline.runtime.engine",
     "SamplingParams": "trunkline.runtime.sampling",
     "TrunklineError": "trunkline.errors",
+    "analyze": "trunkline.frontend.analyze",
     "assistant": "trunkline.frontend.lang",
     "backend": "trunkline.frontend.lang",
     "function": "trunkline.frontend.lang",
@@ -48,6 +50,7 @@ __all__ = [
     "SamplingParams",
     "TrunklineError",
     "__version__",
+    "analyze",
     "assistant",
     "backend",
     "function",
