@@ -3,40 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Iterable
 from functools import update_wrapper
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack, overload
 
 from .backends import Backend, resolve
+from .batch import Batch, Result, as_call, run_all
 from .errors import LangError
 from .parts import Options, checked_options
 from .running import Run, in_program, wait
 from .state import State
+from .streaming import AsyncStream, OnText, Stream
 
 if TYPE_CHECKING:
     from trunkline.runtime.engine import Engine
 
-__all__ = ["Program", "Result", "function"]
+__all__ = ["Program", "function"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
 Body = Callable[Concatenate[State, P], T]
-
-
-class Result(State, Generic[T]):
-    """The state of a run: once it is over, what was said and found, and `value`, what the function returned."""
-
-    def __init__(self, run: Run) -> None:
-        super().__init__(run)
-        self.value: T | None = None
-        self.error: Exception | None = None
-        """Why the run failed, in a batch; a single run raises it."""
-
-    @property
-    def ok(self) -> bool:
-        """Whether the run came to its end."""
-        return self.error is None
 
 
 class Program(Generic[P, T]):
@@ -70,15 +56,57 @@ class Program(Generic[P, T]):
 
     async def arun(self, *args: P.args, **kwargs: P.kwargs) -> Result[T]:
         """`run` for a caller that has an event loop; cancelling it aborts the run's requests."""
-        async with AsyncExitStack() as stack:
-            run = Run(await stack.enter_async_context(resolve(self._backend)), self._options)
-            return await self.drive(run, *args, **kwargs)
+        return await self._one(None, *args, **kwargs)
 
-    async def drive(self, run: Run, *args: P.args, **kwargs: P.kwargs) -> Result[T]:
-        """One run on a backend that has been entered."""
-        result: Result[T] = Result(run)
+    def run_batch(self, items: Iterable[Any], *, progress: bool = False) -> Batch[T]:
+        """Runs the program for each item at the same time; results come in the order of the items.
+
+        An item is the function's arguments: a mapping by name, a tuple by place, anything else as the only one. A
+        run that fails is marked by its result's `error` and the rest goes on. The prompts of the whole batch are
+        known before the first is computed, so that each prefix they share is computed once; `stats` of what is
+        returned says what that saved. With `progress` a bar and, at the end, those figures go to stderr.
+        """
+        batch: Batch[T] = blocking(self.arun_batch(items, progress=progress))
+        return batch
+
+    async def arun_batch(
+        self,
+        items: Iterable[Any],
+        *,
+        progress: bool = False,
+        finished: Callable[[int, Result[T]], None] | None = None,
+    ) -> Batch[T]:
+        """`run_batch` for a caller that has an event loop; `finished(number, result)` is called as each ends."""
+        calls = [as_call(item) for item in items]
+        async with resolve(self._backend) as entered:
+            runs = [Run(entered, self._options) for _ in calls]
+            results: list[Result[T]] = [Result(run) for run in runs]
+
+            async def start(number: int, result: Result[T]) -> None:
+                args, kwargs = calls[number]
+                await self._drive(result, runs[number], args, kwargs)
+
+            return await run_all(start, results, runs, progress=progress, finished=finished)
+
+    def run_stream(self, *args: P.args, **kwargs: P.kwargs) -> Stream[T]:
+        """Runs the program and hands out what the model says as it says it; `result` of the stream is its state."""
+        if in_program():
+            raise LangError("run_stream inside a program that runs: use run, or call the program on a state")
+        return Stream(lambda on_text: self._one(on_text, *args, **kwargs))
+
+    def astream(self, *args: P.args, **kwargs: P.kwargs) -> AsyncStream[T]:
+        """`run_stream` for a caller that has an event loop."""
+        return AsyncStream(lambda on_text: self._one(on_text, *args, **kwargs))
+
+    async def _one(self, on_text: OnText | None, *args: P.args, **kwargs: P.kwargs) -> Result[T]:
+        async with resolve(self._backend) as entered:
+            run = Run(entered, self._options, on_text)
+            result: Result[T] = Result(run)
+            await self._drive(result, run, args, kwargs)
+            return result
+
+    async def _drive(self, result: Result[T], run: Run, args: Any, kwargs: Any) -> None:
         result.value = await run.drive(lambda: self._body(result, *args, **kwargs))
-        return result
 
 
 @overload
