@@ -15,7 +15,8 @@ def bound_socket(host: str, port: int) -> socket.socket:
     Raises ConfigError for an address that doesn't exist or is taken.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    # Without its protocol asyncio would leave Nagle's algorithm on, and answers would take 40 ms longer.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import socket
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from trunkline.frontend.server.errors import overloaded, shown, shutting_down
 from trunkline.frontend.server.explanations import Explanations, without_others
 from trunkline.frontend.server.generation import Generation, GenerationOptions
 from trunkline.frontend.server.limits import WaitingRoom
+from trunkline.frontend.server.listening import bound_socket
 from trunkline.frontend.server.logs import configure_logging
 from trunkline.frontend.server.observe import bounded_id
 from trunkline.frontend.server.settings import ServerSettings
@@ -231,3 +233,16 @@ def test_settings_out_of_range_name_themselves(settings: dict[str, Any]) -> None
 
 def test_an_overload_says_when_to_come_back() -> None:
     assert overloaded("full", 7).headers == {"Retry-After": "7"}
+
+
+def test_answers_are_not_held_back_for_more_to_send() -> None:
+    with bound_socket("127.0.0.1", 0) as listener:
+        assert (
+            listener.proto == socket.IPPROTO_TCP
+        )  # what asyncio looks at before it turns Nagle's algorithm off
+
+
+@pytest.mark.parametrize(("host", "port"), [("nowhere.invalid", 0), ("203.0.113.7", 0)])
+def test_an_address_that_is_not_ours_is_named(host: str, port: int) -> None:
+    with pytest.raises(ConfigError, match=host):
+        bound_socket(host, port)
