@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from trunkline.errors import ConfigError, TrunklineError
     from trunkline.frontend.analyze import analyze
     from trunkline.frontend.lang import (
+        OpenAIBackend,
+        TrunklineServer,
         assistant,
         backend,
         function,
@@ -32,6 +34,8 @@ _FACE = {
     "SamplingParams": "trunkline.runtime.sampling",
     "TrunklineError": "trunkline.errors",
     "analyze": "trunkline.frontend.analyze",
+    "OpenAIBackend": "trunkline.frontend.lang",
+    "TrunklineServer": "trunkline.frontend.lang",
     "assistant": "trunkline.frontend.lang",
     "backend": "trunkline.frontend.lang",
     "function": "trunkline.frontend.lang",
@@ -47,8 +51,10 @@ __all__ = [
     "ConfigError",
     "Engine",
     "EngineConfig",
+    "OpenAIBackend",
     "SamplingParams",
     "TrunklineError",
+    "TrunklineServer",
     "__version__",
     "analyze",
     "assistant",

@@ -6,9 +6,11 @@ from .errors import BackendError, LangError, ProgramError, UnknownVariable, Unsu
 from .function import Program, function
 from .parts import assistant, gen, image, select, system, user
 from .records import Entry, Meta
+from .remote import OpenAIBackend
 from .report import BatchStats
 from .state import State
 from .streaming import AsyncStream, Piece, Stream
+from .trunkline_server import TrunklineServer
 
 __all__ = [
     "AsyncStream",
@@ -18,12 +20,14 @@ __all__ = [
     "Entry",
     "LangError",
     "Meta",
+    "OpenAIBackend",
     "Piece",
     "Program",
     "ProgramError",
     "Result",
     "State",
     "Stream",
+    "TrunklineServer",
     "UnknownVariable",
     "UnsupportedError",
     "assistant",

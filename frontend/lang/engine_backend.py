@@ -16,9 +16,10 @@ from trunkline.runtime.sampling import SamplingParams
 from .backends import Answer, Answers, Scores, Served
 from .content import Generated, Prompt
 from .errors import BackendError, LangError
+from .ordering import PrefixQueue
 from .parts import DEFAULT_MAX_TOKENS, Options
 from .scoring import ChoiceLogprobs
-from .tickets import Ticket, TicketQueue
+from .tickets import Ticket
 
 if TYPE_CHECKING:
     from trunkline.runtime.engine import Engine
@@ -36,7 +37,7 @@ class EngineBackend:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self._window = engine.config.scheduler.max_running
-        self._queue = TicketQueue()
+        self._queue: PrefixQueue[Ticket] = PrefixQueue()
         self._running: dict[str, Ticket] = {}
         self._pump: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
