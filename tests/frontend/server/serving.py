@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 from openai import OpenAI
 
 DEADLINE = 30.0
@@ -128,10 +129,12 @@ class Server:
 
     def engine_pid(self) -> int:
         """The process that computes."""
-        import psutil
-
         children = psutil.Process(self.process.pid).children()
-        return max((child for child in children), key=lambda child: child.memory_info().rss).pid
+        return max(children, key=lambda child: child.memory_info().rss).pid
+
+    def memory(self) -> int:
+        """Bytes that its two processes have in memory."""
+        return sum(psutil.Process(pid).memory_info().rss for pid in (self.process.pid, self.engine_pid()))
 
     def wait_exit(self, seconds: float = DEADLINE) -> int:
         """The exit code, once it has ended."""

@@ -23,6 +23,7 @@ from tests.frontend.server.serving import DEADLINE, Server, events, read_all, re
 ENDLESS = {"max_tokens": 1900, "temperature": 0, "ignore_eos": True}
 RUNNING = "trunkline_requests_running"
 GENERATED = "trunkline_generated_tokens_total"
+GROWTH_BYTES = 24 * 2**20
 GONE = 'trunkline_http_requests_total{outcome="disconnected",route="/v1/completions"}'
 
 
@@ -121,7 +122,7 @@ def test_a_thousand_requests_at_once_are_answered_or_sent_away(server: Server) -
             assert 1 <= int(answer.headers["retry-after"]) <= 60
 
 
-def test_a_storm_of_random_clients_leaves_the_pool_as_it_was(server: Server) -> None:
+def test_a_storm_of_random_clients_leaves_pool_and_memory_as_they_were(server: Server) -> None:
     rng = random.Random(7)
 
     def client(number: int) -> None:
@@ -142,8 +143,12 @@ def test_a_storm_of_random_clients_leaves_the_pool_as_it_was(server: Server) -> 
                 assert b" 200 " in read_all(connection)
 
     with ThreadPoolExecutor(16) as pool:
-        list(pool.map(client, range(300)))
+        list(pool.map(client, range(200)))
+        server.wait_idle()
+        before = server.memory()
+        list(pool.map(client, range(200, 600)))
     server.wait_idle()
+    assert server.memory() - before < GROWTH_BYTES
 
 
 @pytest.fixture
