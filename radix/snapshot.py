@@ -32,7 +32,10 @@ class TopPrefix:
 
 
 def tree_to_dict(tree: "RadixTree") -> dict[str, Any]:
-    """All nodes as JSON-ready values, parents first; flat, so that depth does not matter. O(nodes)."""
+    """All nodes as JSON-ready values, parents first; flat, so that depth does not matter. O(nodes).
+
+    `head` is a node's first tokens, at most HEAD_TOKENS.
+    """
     return {
         "page_size": tree.page_size,
         "num_nodes": tree.num_nodes,
@@ -76,6 +79,7 @@ def _node_to_dict(tree: "RadixTree", node: Node) -> dict[str, Any]:
         "parent": node.parent.id if node.parent is not None and node.parent.num_pages else None,
         "start": node.start,
         "num_tokens": node.num_tokens,
+        "head": node.tokens[:HEAD_TOKENS].tolist(),
         "num_pages": node.num_pages,
         "num_pages_in_use": int(np.count_nonzero(tree.pool.counts[pages] > 1)),
         "num_children": len(node.children or ()),

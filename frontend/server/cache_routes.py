@@ -9,6 +9,8 @@ import msgspec
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
+from trunkline.radix import Namespace
+
 from .answers import Explained, Flushed, Health
 from .auth import owns
 from .errors import SERVER_ERROR, ApiError
@@ -28,17 +30,21 @@ def cache_router(service: Service, router: APIRouter) -> None:
 
     @router.post("/v1/cache/flush", responses=answers(Flushed))
     async def flush(request: Request) -> Response:
-        """Drops everything cached that no request holds; refused where each key has a cache of its own."""
-        if service.tenant(request) is not None:
-            raise ApiError(403, "no key may flush the caches of the others", code="not_allowed")
-        freed = await service.engine.flush_cache()
-        return _json(Flushed(freed))
+        """Drops everything cached that no request holds; with a cache per key, of the caller's own."""
+        tenant = service.tenant(request)
+        if tenant is None:
+            return _json(Flushed(await service.engine.flush_cache()))
+        freed = [await service.engine.flush_cache(space) for space in await _own_spaces(service, tenant)]
+        return _json(Flushed(sum(freed)))
 
     @router.get("/v1/cache/tree", responses=answers(None))
     async def tree(
         request: Request, max_nodes: Annotated[int, Query(ge=1, le=MAX_NODES)] = DEFAULT_NODES
     ) -> Response:
-        """A snapshot of the radix tree; with a cache per key, of the caller's part of it."""
+        """A snapshot of the radix tree; with a cache per key, of the caller's part of it.
+
+        `text` is how a node begins.
+        """
         snapshot = (await service.engine.cache_tree())["tree"]
         tenant = service.tenant(request)
         spaces = [
@@ -46,7 +52,11 @@ def cache_router(service: Service, router: APIRouter) -> None:
             for space in snapshot["namespaces"]
             if tenant is None or owns(tenant, space["kind"], space["value"])
         ]
-        return _json({"page_size": snapshot["page_size"], **_cut(spaces, max_nodes)})
+        cut = _cut(spaces, max_nodes)
+        for space in cut["namespaces"]:
+            for node in space["nodes"]:
+                node["text"] = service.tokenizer.decode(node.pop("head"), skip_special=False)
+        return _json({"page_size": snapshot["page_size"], **cut})
 
     @router.get("/v1/cache/explain/{id}", responses=answers(Explained))
     async def explain(id: str, request: Request) -> Response:
@@ -70,6 +80,14 @@ def cache_router(service: Service, router: APIRouter) -> None:
             logger.error("an invariant is broken: %s", error)
             raise ApiError(500, "an invariant is broken; the log says which", type=SERVER_ERROR) from None
         return _json(Health("ok"))
+
+
+async def _own_spaces(service: Service, tenant: str) -> list[Namespace]:
+    """The namespaces of a key that hold anything."""
+    spaces = (await service.engine.cache_tree())["tree"]["namespaces"]
+    return [
+        (space["kind"], space["value"]) for space in spaces if owns(tenant, space["kind"], space["value"])
+    ]
 
 
 def _cut(spaces: list[dict[str, Any]], max_nodes: int) -> dict[str, Any]:

@@ -73,7 +73,7 @@ class Ledger:
             self._write(choice, entry, output.finish_reason)
 
     def close(self) -> None:
-        """Writes down the choices that were cut off."""
+        """Writes down the choices that were cut off; what they said is not known to the character."""
         for choice, entry in self._entries.items():
             if entry.last is not None:
                 self._write(choice, entry, "abort")
@@ -81,7 +81,7 @@ class Ledger:
 
     def _write(self, choice: int, entry: _Entry, finish: str) -> None:
         prompt = self._prompts[choice // self._n]
-        if self._sealed is not None:
+        if self._sealed is not None and finish != "abort":
             self._remember(entry, prompt, self._sealed)
         if self._book.log is not None:
             assert entry.last is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import signal
 import socket
@@ -136,6 +137,16 @@ class _Process:
             "%s (%s, %s attention, %d pages of %d tokens) at http://%s:%d/",
             *(service.names[0], info.dtype, info.backend, info.num_pages, info.page_size, shown, port),
         )
+        question = {
+            "model": service.names[0],
+            "messages": [{"role": "user", "content": "Name three rivers."}],
+        }
+        key = " -H 'Authorization: Bearer YOUR_KEY'" if self._settings.api_keys else ""
+        logger.info(
+            "try: curl http://%s:%d/v1/chat/completions -H 'Content-Type: application/json'%s -d '%s'",
+            *(shown, port, key, json.dumps(question)),
+        )
+        logger.info("a page to chat on and to watch the cache: http://%s:%d/", shown, port)
 
     async def _drain(self, engine: AsyncEngine, service: Service, signalled: asyncio.Event) -> None:
         """After a signal: nothing new, and the drain's time for what runs; what is left then is cut off."""

@@ -205,12 +205,12 @@ class AsyncEngine:
         """Returns the exit code once the process has ended."""
         return await asyncio.shield(self._dead)
 
-    async def flush_cache(self) -> int:
-        """Drops everything cached that no request holds; returns the number of pages freed."""
-        return int(await self._call("flush_cache"))
+    async def flush_cache(self, namespace: Namespace | None = None) -> int:
+        """Drops everything cached that no request holds, in one namespace or all; returns how many pages."""
+        return int(await self._call("flush_cache", namespace=namespace))
 
     async def cache_tree(self) -> dict[str, Any]:
-        """The radix tree and its counters as JSON-ready values, parents before children."""
+        """See `Engine.cache_tree`."""
         tree: dict[str, Any] = await self._call("cache_tree")
         return tree
 
@@ -260,6 +260,7 @@ class AsyncEngine:
         if isinstance(message, Failed):
             raise EngineStartError(message.message)
         assert isinstance(message, Ready), message
+        self._stats = message.stats
         return message.info
 
     async def _call(self, name: str, **arguments: Any) -> Any:
@@ -286,7 +287,8 @@ class AsyncEngine:
                     stream = self._streams.pop(id, None)
                     if stream is not None:
                         stream.fail(RequestError(text, param))
-                case Reply(number, value, error):
+                case Reply(number, value, stats, error):
+                    self._stats = stats
                     future = self._calls.pop(number)
                     if not future.done():
                         if error is None:

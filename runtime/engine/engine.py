@@ -111,6 +111,8 @@ class Engine:
         """
         params = params or SamplingParams()
         params.validate_for(self.vocab_size)
+        if params.constraint is not None:
+            self.runner.grammars.check(params.constraint)
         name = id if id is not None else f"request-{next(self._numbers)}"
         if name in self._choices:
             raise RequestError(f"a request with id {name!r} is running", "id")
@@ -228,9 +230,9 @@ class Engine:
         """
         return [int(token) for token in self.tokenizer.render_chat(messages, **template_options).ids]
 
-    def flush_cache(self) -> int:
-        """Drops every cached page that no request holds; returns how many."""
-        return self.cache.flush()
+    def flush_cache(self, namespace: Namespace | None = None) -> int:
+        """Drops every cached page that no request holds, in one namespace or all; returns how many."""
+        return self.cache.flush((namespace[0], namespace[1]) if namespace is not None else None)
 
     def cache_tree(self) -> dict[str, Any]:
         """The radix tree and its counters as JSON-ready values, parents before children."""

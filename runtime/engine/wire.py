@@ -57,6 +57,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     """The model is loaded."""
 
     info: EngineInfo
+    stats: EngineStats
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
@@ -82,10 +83,11 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
 
 
 class Reply(msgspec.Struct, frozen=True, tag=True):
-    """The value of a Call, or why it failed."""
+    """The value of a Call, or why it failed, and the state after it."""
 
     number: int
     value: Any
+    stats: EngineStats
     error: str | None = None
 
 

@@ -70,7 +70,7 @@ class Worker:
 
     def serve(self) -> None:
         """Steps while there is work; sleeps on the socket while there is none."""
-        self._send(Ready(self._info()))
+        self._send(Ready(self._info(), self._engine.stats()))
         while os.getppid() == self._parent:
             self._receive(wait=not self._engine.has_work)
             if self._engine.has_work:
@@ -113,9 +113,9 @@ class Worker:
             value = self._operations[message.name](**message.arguments)
         except Exception as error:
             logger.exception("%s failed", message.name)
-            self._send(Reply(message.number, None, str(error) or type(error).__name__))
+            self._send(Reply(message.number, None, self._engine.stats(), str(error) or type(error).__name__))
         else:
-            self._send(Reply(message.number, value))
+            self._send(Reply(message.number, value, self._engine.stats()))
 
     def _send(self, message: FromEngine) -> None:
         self._socket.send(encode(message))

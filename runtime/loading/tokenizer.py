@@ -148,7 +148,8 @@ class Tokenizer:
                 f"the text holds the lone surrogate U+{ord(surrogate[0]):04X}"
                 f" at character {surrogate.start()}"
             )
-        ids = self._backend.encode(text, add_special_tokens=False).ids
+        # The batch form, also for one text: it lets go of the GIL, so that other threads keep their pace.
+        ids = self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
         if self.add_bos if add_bos is None else add_bos:
             if self.bos_token_id is None:
                 raise TokenizerError("a BOS token was asked for, but the model has none")

@@ -55,6 +55,11 @@ def test_a_chat_streams_shows_its_reuse_and_grows_the_tree(server: Server, brows
     assert browser.evaluate("document.querySelector('.message.user b')") is None
     assert browser.evaluate("document.querySelector('.message.user').textContent") == "Hello <b>there</b>"
     browser.wait_for("document.querySelectorAll('#tree rect').length >= 2")
+    browser.wait_for("document.querySelectorAll('#tree rect.reused').length >= 1")
+    titles = browser.evaluate(
+        "[...document.querySelectorAll('#tree title')].map((title) => title.textContent)"
+    )
+    assert any("Hello <b>there</b>" in title for title in titles)
     browser.evaluate("document.getElementById('colour').value = 'age', refresh()")
     assert not [problem for problem in browser.problems if "401" not in problem]
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,17 @@ def test_every_turn_reuses_all_of_the_turns_before_it(
     turns = converse(server, temperature, stream, extra_body={"cache_salt": f"{temperature}{stream}"})
     for (prompt, _, generated), (_, cached, _) in pairwise(turns):
         assert cached == prompt + generated - 1  # the last token of an answer is never computed
+
+
+def test_sixteen_users_at_once_each_reuse_all_of_their_turns(server: Server) -> None:
+    with ThreadPoolExecutor(16) as pool:
+        salts = [{"cache_salt": f"user {number}"} for number in range(16)]
+        users = list(pool.map(lambda salt: converse(server, 1.0, True, extra_body=salt), salts))
+    for turns in users:
+        assert len(turns) == 4
+        for (prompt, _, generated), (_, cached, _) in pairwise(turns):
+            assert cached == prompt + generated - 1
+    server.wait_idle()
 
 
 def test_a_conversation_is_not_remembered_under_another_salt(server: Server) -> None:
