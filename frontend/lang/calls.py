@@ -7,7 +7,7 @@ from typing import Any
 
 from .backends import Served
 from .content import Content, Generated
-from .parts import Gen, Options, Select
+from .parts import Gen, Select, merged_options
 from .records import Meta
 from .running import Run
 from .scoring import decide
@@ -17,7 +17,7 @@ __all__ = ["choose", "generate"]
 
 async def generate(run: Run, content: Content, call: Gen) -> tuple[Any, Meta]:
     """Lets the model go on and appends what it says; returns the variable's value and what is known of it."""
-    options: Options = {**run.options, **call.options}
+    options = merged_options(run.options, call.options)
     listener = run.on_text
     answered = await run.backend.generate(
         content.prompt(),

@@ -5,19 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 from trunkline.radix.tokens import Int32Array
 from trunkline.runtime.engine.outputs import Choice, RequestOutput
-from trunkline.runtime.sampling import SamplingParams
+from trunkline.runtime.sampling import Constraint, SamplingParams
 
 from .backends import Answer, Answers, Scores, Served
 from .content import Generated, Prompt
 from .errors import BackendError, LangError
 from .ordering import PrefixQueue
-from .parts import DEFAULT_MAX_TOKENS, Options
+from .parts import CONSTRAINTS, DEFAULT_MAX_TOKENS, Options
 from .scoring import ChoiceLogprobs
 from .tickets import Ticket
 
@@ -121,8 +121,9 @@ class EngineBackend:
 
     def _params(self, options: Options, num_prompt_tokens: int) -> SamplingParams:
         room = max(1, self.engine.max_model_len - num_prompt_tokens)
-        merged: Options = {"max_tokens": min(DEFAULT_MAX_TOKENS, room), **options}
-        return SamplingParams(**merged)
+        sampling: dict[str, Any] = {name: value for name, value in options.items() if name not in CONSTRAINTS}
+        sampling.setdefault("max_tokens", min(DEFAULT_MAX_TOKENS, room))
+        return SamplingParams(**sampling, constraint=_constraint(options))
 
     def _scoring(self, prefix: Int32Array, option: Int32Array, follows: bool) -> Ticket:
         params = SamplingParams(
@@ -212,6 +213,16 @@ def _stretches(prompt: Prompt) -> Iterator[str | tuple[int, ...]]:
             text.append(piece.text if isinstance(piece, Generated) else piece)
     if text:
         yield "".join(text)
+
+
+def _constraint(options: Options) -> Constraint | None:
+    if "regex" in options:
+        return Constraint.regex(options["regex"])
+    if "choices" in options:
+        return Constraint.choices(options["choices"])
+    if "json_schema" in options:
+        return Constraint.json_schema(options["json_schema"])
+    return Constraint.ebnf(options["ebnf"]) if "ebnf" in options else None
 
 
 def _values(ticket: Ticket) -> tuple[float, ...]:

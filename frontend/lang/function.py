@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar,
 from .backends import Backend, resolve
 from .batch import Batch, Result, as_call, run_all
 from .errors import LangError
-from .parts import Options, checked_options
+from .parts import Options, checked_options, merged_options
 from .running import Run, in_program, wait
 from .state import State
 from .streaming import AsyncStream, OnText, Stream
@@ -42,8 +42,11 @@ class Program(Generic[P, T]):
 
     def using(self, backend: Backend | Engine | None = None, **options: Unpack[Options]) -> Program[P, T]:
         """The same program with another backend, or with options for each `gen` that doesn't give its own."""
-        merged: Options = {**self._options, **options}
-        return Program(self._body, merged, backend if backend is not None else self._backend)
+        return Program(
+            self._body,
+            merged_options(self._options, options),
+            backend if backend is not None else self._backend,
+        )
 
     def run(self, *args: P.args, **kwargs: P.kwargs) -> Result[T]:
         """Runs the program to its end and returns its state.

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any, Literal, NoReturn, TypedDict, Unpack, get_args
+from typing import Any, Literal, NoReturn, TypedDict, Unpack, cast, get_args
 
 from .errors import LangError, UnsupportedError
 
 __all__ = [
+    "CONSTRAINTS",
     "DEFAULT_MAX_TOKENS",
     "Gen",
     "Options",
@@ -23,6 +24,7 @@ __all__ = [
     "flatten",
     "gen",
     "image",
+    "merged_options",
     "select",
     "system",
     "user",
@@ -38,7 +40,9 @@ class Options(TypedDict, total=False):
     """How `gen` samples: the fields of `SamplingParams`, with its ranges.
 
     An option that is given nowhere has the default of `SamplingParams`, but `max_tokens` is 256, or what the
-    context leaves where that is less.
+    context leaves where that is less. At most one of the last four says what the text must look like: a regular
+    expression for all of it, some texts to choose from, a JSON schema (or pydantic model), or a grammar in Lark's
+    EBNF. Where a run has defaults, one of a `gen` takes the place of the run's.
     """
 
     max_tokens: int
@@ -57,6 +61,13 @@ class Options(TypedDict, total=False):
     include_stop_str_in_output: bool
     logprobs: int
     n: int
+    regex: str
+    choices: Sequence[str]
+    json_schema: Any
+    ebnf: str
+
+
+CONSTRAINTS = ("regex", "choices", "json_schema", "ebnf")
 
 
 class _Addable:
@@ -183,7 +194,17 @@ def checked_options(options: Options) -> Options:
         if name not in Options.__annotations__:
             near = get_close_matches(name, Options.__annotations__, n=1)
             raise LangError(f"gen has no option {name!r}" + (f"; did you mean {near[0]}?" if near else ""))
+    constraints = [name for name in CONSTRAINTS if name in options]
+    if len(constraints) > 1:
+        raise LangError(f"gen: {' and '.join(constraints)} exclude each other")
     return options
+
+
+def merged_options(defaults: Options, own: Options) -> Options:
+    """A run's options with those of one `gen` before them."""
+    constrained = any(name in own for name in CONSTRAINTS)
+    kept = {name: value for name, value in defaults.items() if not (constrained and name in CONSTRAINTS)}
+    return cast(Options, {**kept, **own})
 
 
 def _inside(role: RoleName, parts: Sequence[Part]) -> tuple[str | Gen | Select, ...]:

@@ -48,6 +48,7 @@ class OpenAIBackend:
         max_retries: how often a request that failed on its way is sent again.
     """
 
+    kind = "OpenAI-compatible endpoints"
     extra_options: frozenset[str] = frozenset({"logprobs"})
 
     def __init__(
@@ -122,7 +123,7 @@ class OpenAIBackend:
     def _fields(self, prompt: Prompt, options: Options) -> dict[str, Any]:
         for name in options:
             if name not in PLAIN and name not in self.extra_options:
-                raise UnsupportedError(f"gen option {name} is not supported by OpenAI-compatible endpoints")
+                raise UnsupportedError(f"gen option {name} is not supported by {self.kind}")
         fields: dict[str, Any] = {name: value for name, value in options.items() if name in PLAIN}
         fields.setdefault("max_tokens", DEFAULT_MAX_TOKENS)
         if isinstance(fields.get("stop"), tuple):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from .backends import Scores, Served
 from .content import Prompt
 from .errors import UnsupportedError
-from .parts import Options
+from .parts import CONSTRAINTS, Options
 from .remote import PLAIN, OpenAIBackend
 from .scoring import ChoiceLogprobs
 
@@ -21,7 +21,7 @@ CHOICES_AT_ONCE = 32
 
 
 class TrunklineServer(OpenAIBackend):
-    """A server started with `trunkline serve`: every option of `gen`, `select`, and answers that are begun.
+    """A server started with `trunkline serve`: `select`, answers that are begun, and all of `gen` but constraints.
 
     Args:
         url: of the server, `http://127.0.0.1:8000`.
@@ -29,7 +29,8 @@ class TrunklineServer(OpenAIBackend):
     The others are those of `OpenAIBackend`.
     """
 
-    extra_options = frozenset(Options.__annotations__) - PLAIN
+    kind = "Trunkline servers"
+    extra_options = frozenset(Options.__annotations__) - PLAIN - {*CONSTRAINTS}
 
     def __init__(self, url: str, model: str | None = None, **settings: Any) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")

@@ -11,7 +11,7 @@ from trunkline.attention import HostPool, KVPool, make_backend, native
 from trunkline.errors import ConfigError
 from trunkline.radix import PagePool, PrefixCache
 from trunkline.runtime.loading import LoadedModel
-from trunkline.runtime.sampling import Sampler
+from trunkline.runtime.sampling import Grammars, Sampler
 from trunkline.scheduler import Scheduler
 
 from .config import EngineConfig
@@ -46,7 +46,8 @@ def assemble(config: EngineConfig, loaded: LoadedModel) -> Assembly:
     backend_name = _backend_name(config, dtype, device)
     backend = make_backend(backend_name, attention, kv_pool)
     sampler = Sampler(loaded.config.vocab_size, device)
-    runner = ModelRunner(loaded.model, backend, kv_pool, sampler, device, host_pool)
+    grammars = Grammars(loaded.tokenizer, loaded.config.vocab_size, loaded.eos_token_ids)
+    runner = ModelRunner(loaded.model, backend, kv_pool, sampler, device, grammars, host_pool)
     return Assembly(cache, scheduler, runner, max_model_len, backend_name)
 
 

@@ -11,7 +11,16 @@ import torch
 
 from trunkline.attention import AttentionBackend, AttentionMetadata, HostPool, KVPool
 from trunkline.runtime.models import CausalLM
-from trunkline.runtime.sampling import Sampler, SampleRow, SamplingParams, TokenLogprobs, prompt_logprobs
+from trunkline.runtime.sampling import (
+    Allowed,
+    Grammars,
+    Sampler,
+    SampleRow,
+    SamplingParams,
+    TokenLogprobs,
+    Waiting,
+    prompt_logprobs,
+)
 from trunkline.runtime.sampling.sampler import NON_FINITE
 from trunkline.scheduler import ScheduledRequest, SchedulePlan, StepResult
 
@@ -49,9 +58,11 @@ class ModelRunner:
         kv_pool: KVPool,
         sampler: Sampler,
         device: torch.device,
+        grammars: Grammars,
         host_pool: HostPool | None = None,
     ) -> None:
         self.model = model
+        self.grammars = grammars
         self._backend = backend
         self._kv_pool = kv_pool
         self._host_pool = host_pool
@@ -65,6 +76,9 @@ class ModelRunner:
         copy_elapsed = self._move_pages(plan)
         if not plan.scheduled:
             return RunnerOutput(StepResult(copy_elapsed=copy_elapsed))
+        masks = self.grammars.begin(
+            [waiting for request in plan.scheduled if (waiting := _constrained(request)) is not None]
+        )
         logits = self._forward(plan.scheduled)
         scored: dict[str, tuple[int, Sequence[TokenLogprobs]]] = {}
         last_rows: list[int] = []
@@ -77,12 +91,12 @@ class ModelRunner:
             last_rows.append(row - 1)
         if row != len(last_rows):
             logits = logits[last_rows]
-        step, logprobs = self._sample(plan.scheduled, logits)
+        step, logprobs = self._sample(plan.scheduled, logits, masks.result() if masks is not None else {})
         step.copy_elapsed = copy_elapsed
         return RunnerOutput(step, logprobs, scored)
 
     def _sample(
-        self, scheduled: Sequence[ScheduledRequest], logits: torch.Tensor
+        self, scheduled: Sequence[ScheduledRequest], logits: torch.Tensor, allowed: Mapping[str, Allowed]
     ) -> tuple[StepResult, dict[str, TokenLogprobs]]:
         """Tokens for the requests that sample; the others' chunks fail where they end in logits that aren't finite."""
         failed: dict[str, str] = {}
@@ -95,15 +109,26 @@ class ModelRunner:
             }
             logits = logits[sampling]
         requests = [scheduled[index] for index in sampling]
-        picked = self._sampler.sample(logits, [_sample_row(request) for request in requests])
+        picked = self._sampler.sample(
+            logits,
+            [_sample_row(request) for request in requests],
+            {index: allowed[request.id] for index, request in enumerate(requests) if request.id in allowed},
+        )
         failed |= {requests[index].id: reason for index, reason in picked.failed.items()}
         tokens = {
-            request.id: (token,)
+            request.id: (token, *self._forced(request, token))
             for request, token in zip(requests, picked.tokens.tolist(), strict=True)
             if request.id not in failed
         }
         logprobs = {requests[index].id: entry for index, entry in picked.logprobs.items()}
         return StepResult(tokens=tokens, failed=failed), logprobs
+
+    def _forced(self, request: ScheduledRequest, token: int) -> tuple[int, ...]:
+        """Tokens that a constraint leaves no choice about: they come without a step each, and without logprobs."""
+        waiting = _constrained(request)
+        if waiting is None or request.payload.params.logprobs is not None:
+            return ()
+        return self.grammars.forced(waiting, token)
 
     def _move_pages(self, plan: SchedulePlan) -> float | None:
         """Host copies leave first: the pages they free may be written by what follows. Returns the swaps' seconds."""
@@ -140,6 +165,14 @@ class ModelRunner:
             self._backend,
             torch.from_numpy(np.concatenate(rows)).to(self._device),
         )
+
+
+def _constrained(request: ScheduledRequest) -> Waiting | None:
+    """What the grammars must know of a request that samples under a constraint."""
+    state: SamplingState = request.payload
+    if state.params.constraint is None or not request.samples:
+        return None
+    return Waiting(request.id, state.params.constraint, request.history[request.num_prompt_tokens :])
 
 
 def _num_scored(request: ScheduledRequest) -> int:

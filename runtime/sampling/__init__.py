@@ -1,5 +1,7 @@
 """From logits to tokens: validated options, the sampler, log-probabilities."""
 
+from .constraint import Constraint
+from .grammar import Allowed, Grammars, Waiting
 from .logprobs import LOGPROB_FLOOR, TokenLogprob, TokenLogprobs, prompt_logprobs
 from .params import InvalidSamplingParams, SamplingParams
 from .penalties import SampleRow
@@ -8,6 +10,9 @@ from .sampler import SampleOutput, Sampler
 
 __all__ = [
     "LOGPROB_FLOOR",
+    "Allowed",
+    "Constraint",
+    "Grammars",
     "InvalidSamplingParams",
     "SampleOutput",
     "SampleRow",
@@ -15,6 +20,7 @@ __all__ = [
     "SamplingParams",
     "TokenLogprob",
     "TokenLogprobs",
+    "Waiting",
     "derive_seed",
     "prompt_logprobs",
 ]

@@ -14,6 +14,8 @@ import numpy.typing as npt
 
 from trunkline.runtime.errors import RequestError
 
+from .constraint import Constraint
+
 __all__ = ["InvalidSamplingParams", "SamplingParams"]
 
 MAX_STOPS = 64
@@ -36,8 +38,8 @@ class SamplingParams:
     """The sampling options of one request.
 
     The next token is drawn from the model's logits after these steps, in this order: logit_bias, the
-    penalties, the ban of stop tokens below min_tokens, temperature, top_k, top_p, min_p. Tokens of equal
-    logits rank by id.
+    penalties, the ban of stop tokens below min_tokens and of what the constraint forbids, temperature, top_k,
+    top_p, min_p. Tokens of equal logits rank by id.
 
     max_tokens: new tokens at most, 1 or more; None is the rest of the context.
     min_tokens: new tokens before anything may stop the request; stop tokens can't be sampled until then.
@@ -60,6 +62,7 @@ class SamplingParams:
     prompt_logprobs: the same for each prompt token.
     prompt_logprobs_start: the first prompt token scored; those before it may come from the cache.
     n: choices, 1 to 128.
+    constraint: what the text must look like (see `Constraint`); not with ignore_eos.
     skip_special_tokens: leave special tokens out of the text.
     include_stop_str_in_output: keep the stop string at the end of the text.
 
@@ -86,6 +89,7 @@ class SamplingParams:
     n: int = 1
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
+    constraint: Constraint | None = None
 
     def __post_init__(self) -> None:
         self._check_integer("max_tokens", 1, None, optional=True)
@@ -108,6 +112,10 @@ class SamplingParams:
         self._set("stop", _checked_stops(self.stop))
         self._set("stop_token_ids", _checked_token_ids(self.stop_token_ids))
         self._set("logit_bias", _checked_biases(self.logit_bias))
+        if self.constraint is not None and not isinstance(self.constraint, Constraint):
+            raise _invalid("constraint", "a Constraint", self.constraint)
+        if self.constraint is not None and self.ignore_eos:
+            raise InvalidSamplingParams("constraint and ignore_eos exclude each other", "constraint")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidSamplingParams(
                 f"min_tokens {self.min_tokens} is above max_tokens {self.max_tokens}", "min_tokens"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +11,7 @@ import torch
 
 from .params import SamplingParams
 
-__all__ = ["SampleRow", "adjust_logits"]
+__all__ = ["SampleRow", "adjust_logits", "restrict_logits"]
 
 Indices = npt.NDArray[np.int64]
 
@@ -52,6 +52,20 @@ def adjust_logits(logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tens
     if repeats:
         _penalise_repetition(adjusted, rows, repeats)
     _add(adjusted, terms)
+    return adjusted
+
+
+def restrict_logits(
+    adjusted: torch.Tensor, logits: torch.Tensor, allowed: Mapping[int, npt.NDArray[np.bool_]]
+) -> torch.Tensor:
+    """The adjusted logits with -inf added to what a row's flags [vocab] don't allow; `logits` itself is never written."""
+    if not allowed:
+        return adjusted
+    if adjusted is logits:
+        adjusted = logits.clone()
+    for index, flags in allowed.items():
+        forbidden = torch.from_numpy(~flags).to(adjusted.device)
+        adjusted[index] += torch.zeros_like(adjusted[index]).masked_fill_(forbidden, -torch.inf)
     return adjusted
 
 

@@ -10,8 +10,9 @@ import numpy.typing as npt
 import torch
 
 from .drawing import draw
+from .grammar import Allowed
 from .logprobs import TokenLogprobs, token_logprobs
-from .penalties import SampleRow, adjust_logits
+from .penalties import SampleRow, adjust_logits, restrict_logits
 from .randomness import uniforms
 from .rows import Floats, Indices, argmax, take
 
@@ -43,15 +44,18 @@ class Sampler:
         self._device = device
 
     @torch.inference_mode()
-    def sample(self, logits: torch.Tensor, rows: Sequence[SampleRow]) -> SampleOutput:
+    def sample(
+        self, logits: torch.Tensor, rows: Sequence[SampleRow], allowed: Mapping[int, Allowed] | None = None
+    ) -> SampleOutput:
         """One token for each row of the logits [n, vocab], float32, which are left as they are.
 
+        `allowed` has, by row, the tokens that a constraint leaves; a row that it lacks may take any.
         A row whose logits can't be sampled is reported in `failed`; the others are not affected. Greedy
         rows without penalties cost an argmax; drawn rows a few passes over their logits (see drawing.py).
         """
         assert logits.shape == (len(rows), self._vocab_size), "one row of logits for each request"
         assert (logits.dtype, logits.device.type) == (torch.float32, self._device.type)
-        adjusted = adjust_logits(logits, rows)
+        adjusted = restrict_logits(adjust_logits(logits, rows), logits, allowed or {})
         tokens, peaks = argmax(adjusted)
         failed = _failures(logits, peaks)
         drawn = [index for index, row in enumerate(rows) if not row.params.is_greedy and index not in failed]

@@ -1,0 +1,193 @@
+"""Constrained answers: which tokens may come next, and which must.
+
+The grammars are llguidance's (Microsoft, the Earley parser and token trie of its README). Here is only who knows
+what when: the state of a request is a function of its output tokens, kept between steps but never relied on, so a
+request that was preempted, or whose state was dropped, goes on as if nothing had been.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from trunkline.runtime.errors import RequestError
+
+from .constraint import Constraint
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+    from trunkline.runtime.loading import Tokenizer
+
+__all__ = ["Allowed", "Grammars", "Waiting"]
+
+MAX_STATES = 1024
+MAX_COMPILED = 256
+
+Allowed = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A request whose next token is constrained: its id, what by, and its output tokens, int32."""
+
+    id: str
+    constraint: Constraint
+    output: npt.NDArray[np.int32]
+
+
+@dataclass(slots=True)
+class _State:
+    constraint: Constraint
+    matcher: LLMatcher
+    seen: list[int]
+
+
+class Grammars:
+    """The grammars of one model's requests. Not thread-safe but for the thread of its own, which computes masks.
+
+    Args:
+        tokenizer: gives the bytes of each token.
+        vocab_size: tokens of the model, perhaps more than the tokenizer's.
+        eos_token_ids: the tokens that end an answer.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Iterable[int]) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._eos_token_ids = sorted(eos_token_ids)
+        self._compiled: OrderedDict[Constraint, LLMatcher] = OrderedDict()
+        self._states: OrderedDict[str, _State] = OrderedDict()
+
+    def check(self, constraint: Constraint) -> None:
+        """Raises RequestError, in the grammar's own words, for what is no grammar or can't be supported."""
+        if not self._eos_token_ids:
+            raise RequestError("constraints need a model with an end-of-sequence token", "constraint")
+        self._template(constraint)
+
+    def begin(self, waiting: Sequence[Waiting]) -> Future[Mapping[str, Allowed]] | None:
+        """Begins to compute which tokens may come next, by request, beside the caller; None where nobody waits.
+
+        A result is bool [vocab]. Roughly 0.1 ms a request, less than the forward pass it is hidden behind.
+        """
+        return self._thread.submit(self._masks, tuple(waiting)) if waiting else None
+
+    def forced(self, request: Waiting, token: int) -> tuple[int, ...]:
+        """The tokens that must follow once `token` was sampled, end of sequence included; often none.
+
+        Called after the result of `begin` was taken.
+        """
+        if token in self._eos_token_ids:
+            return ()
+        state = self._state(request)
+        if not self._consume(state, [token]):
+            return ()
+        forced = [] if state.matcher.is_stopped() else state.matcher.compute_ff_tokens()
+        if forced and not self._consume(state, forced):
+            return ()
+        ending = [self._eos_token_ids[0]] if state.matcher.is_stopped() else []
+        return (*forced, *ending)
+
+    def _masks(self, waiting: Sequence[Waiting]) -> Mapping[str, Allowed]:
+        return {request.id: self._allowed(self._state(request).matcher) for request in waiting}
+
+    def _allowed(self, matcher: LLMatcher) -> Allowed:
+        """One flag a token; none is set where the grammar gave up."""
+        if matcher.is_error():
+            return np.zeros(self._vocab_size, dtype=np.bool_)
+        bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
+        return np.unpackbits(bits, bitorder="little")[: self._vocab_size].astype(np.bool_)
+
+    def _state(self, request: Waiting) -> _State:
+        """The state behind a request's output: the one that is kept, gone on with, or a new one."""
+        state = self._states.get(request.id)
+        output = request.output.tolist()
+        if (
+            state is None
+            or state.constraint != request.constraint
+            or state.seen != output[: len(state.seen)]
+            or state.matcher.is_error()
+        ):
+            state = _State(request.constraint, self._template(request.constraint).deep_copy(), [])
+            self._states[request.id] = state
+            if len(self._states) > MAX_STATES:
+                self._states.popitem(last=False)
+        self._states.move_to_end(request.id)
+        self._consume(state, output[len(state.seen) :])
+        return state
+
+    def _consume(self, state: _State, tokens: Sequence[int]) -> bool:
+        state.seen += tokens
+        return not tokens or state.matcher.consume_tokens(list(tokens))
+
+    def _template(self, constraint: Constraint) -> LLMatcher:
+        """A matcher at the start, to be copied."""
+        from llguidance import LLMatcher
+
+        found = self._compiled.get(constraint)
+        if found is None:
+            found = LLMatcher(self._guide, _grammar(constraint), log_level=0)
+            if found.is_error():
+                reason = " ".join(found.get_error().split())[:300]
+                raise RequestError(
+                    f"{constraint.kind} is not a grammar that is supported: {reason}", "constraint"
+                )
+            self._compiled[constraint] = found
+            if len(self._compiled) > MAX_COMPILED:
+                self._compiled.popitem(last=False)
+        self._compiled.move_to_end(constraint)
+        return found
+
+    @cached_property
+    def _guide(self) -> LLTokenizer:
+        from llguidance import LLTokenizer, TokenizerWrapper
+
+        wrapper = TokenizerWrapper(_Vocabulary(self._tokenizer, self._eos_token_ids[0]))
+        return LLTokenizer(wrapper, n_vocab=self._vocab_size, eos_token=self._eos_token_ids)
+
+    @cached_property
+    def _thread(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(max_workers=1, thread_name_prefix="trunkline-grammar")
+
+
+class _Vocabulary:
+    """A tokenizer as llguidance wants it."""
+
+    def __init__(self, tokenizer: Tokenizer, eos_token_id: int) -> None:
+        self.eos_token_id = eos_token_id
+        self.bos_token_id = tokenizer.bos_token_id
+        self.tokens = [tokenizer.id_to_bytes(id) for id in range(tokenizer.vocab_size)]
+        self.special_token_ids = sorted(tokenizer.special_ids)
+        self._tokenizer = tokenizer
+
+    def __call__(self, text: bytes) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(text.decode("utf-8", "replace"), add_bos=False).tolist()
+        return ids
+
+
+def _grammar(constraint: Constraint) -> str:
+    """The source in llguidance's own form."""
+    from llguidance import LLMatcher
+
+    match constraint.kind:
+        case "regex":
+            return LLMatcher.grammar_from_regex(constraint.source)
+        case "json_schema":
+            # As json.dumps writes it: a model that likes blanks could fill its whole answer with them otherwise.
+            return LLMatcher.grammar_from_json_schema(
+                constraint.source,
+                overrides={"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "},
+            )
+        case "choices":
+            texts = [json.dumps(text, ensure_ascii=False) for text in json.loads(constraint.source)]
+            return LLMatcher.grammar_from_lark(f"start: {' | '.join(texts)}")
+        case "ebnf":
+            return LLMatcher.grammar_from_lark(constraint.source)
