@@ -16,6 +16,7 @@ from trunkline.errors import ConfigError, TrunklineError
 
 from .analyze.command import app as analyze_app
 from .chat import HELP, converse
+from .lang.command import run
 from .options import EngineOptions, SamplingOptions
 from .server.command import serve
 from .simulate.command import simulate
@@ -24,6 +25,7 @@ app = typer.Typer(
     add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None
 )
 
+app.command()(run)
 app.command()(serve)
 app.command()(simulate)
 app.add_typer(analyze_app, name="analyze")
