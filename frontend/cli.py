@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -168,6 +169,9 @@ def root(
 
 def main() -> None:
     """Runs the command; what a person got wrong is one line on stderr and exit code 2."""
+    # Read when torch is imported. Threads that spin at a barrier while another process has their core cost a server
+    # with its client on the same machine 2 to 7 times (docs/performance.md).
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     try:
         app()
     except TrunklineError as error:
