@@ -12,8 +12,8 @@ import torch
 from trunkline.attention import AttentionBackend, AttentionMetadata, HostPool, KVPool
 from trunkline.runtime.models import CausalLM
 from trunkline.runtime.sampling import (
-    Allowed,
     Grammars,
+    Mask,
     Sampler,
     SampleRow,
     SamplingParams,
@@ -96,7 +96,7 @@ class ModelRunner:
         return RunnerOutput(step, logprobs, scored)
 
     def _sample(
-        self, scheduled: Sequence[ScheduledRequest], logits: torch.Tensor, allowed: Mapping[str, Allowed]
+        self, scheduled: Sequence[ScheduledRequest], logits: torch.Tensor, masks: Mapping[str, Mask]
     ) -> tuple[StepResult, dict[str, TokenLogprobs]]:
         """Tokens for the requests that sample; the others' chunks fail where they end in logits that aren't finite."""
         failed: dict[str, str] = {}
@@ -112,7 +112,7 @@ class ModelRunner:
         picked = self._sampler.sample(
             logits,
             [_sample_row(request) for request in requests],
-            {index: allowed[request.id] for index, request in enumerate(requests) if request.id in allowed},
+            {index: masks[request.id] for index, request in enumerate(requests) if request.id in masks},
         )
         failed |= {requests[index].id: reason for index, reason in picked.failed.items()}
         tokens = {

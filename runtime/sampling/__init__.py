@@ -1,7 +1,7 @@
 """From logits to tokens: validated options, the sampler, log-probabilities."""
 
 from .constraint import Constraint
-from .grammar import Allowed, Grammars, Waiting
+from .grammar import Grammars, Mask, Waiting
 from .logprobs import LOGPROB_FLOOR, TokenLogprob, TokenLogprobs, prompt_logprobs
 from .params import InvalidSamplingParams, SamplingParams
 from .penalties import SampleRow
@@ -10,10 +10,10 @@ from .sampler import SampleOutput, Sampler
 
 __all__ = [
     "LOGPROB_FLOOR",
-    "Allowed",
     "Constraint",
     "Grammars",
     "InvalidSamplingParams",
+    "Mask",
     "SampleOutput",
     "SampleRow",
     "Sampler",

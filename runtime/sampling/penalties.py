@@ -56,16 +56,13 @@ def adjust_logits(logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tens
 
 
 def restrict_logits(
-    adjusted: torch.Tensor, logits: torch.Tensor, allowed: Mapping[int, npt.NDArray[np.bool_]]
+    adjusted: torch.Tensor, logits: torch.Tensor, masks: Mapping[int, npt.NDArray[np.float32]]
 ) -> torch.Tensor:
-    """The adjusted logits with -inf added to what a row's flags [vocab] don't allow; `logits` itself is never written."""
-    if not allowed:
-        return adjusted
-    if adjusted is logits:
+    """The adjusted logits with a row's mask [vocab], 0 or -inf, added; `logits` itself is never written."""
+    if masks and adjusted is logits:
         adjusted = logits.clone()
-    for index, flags in allowed.items():
-        forbidden = torch.from_numpy(~flags).to(adjusted.device)
-        adjusted[index] += torch.zeros_like(adjusted[index]).masked_fill_(forbidden, -torch.inf)
+    for index, mask in masks.items():
+        adjusted[index].add_(torch.from_numpy(mask).to(adjusted.device))
     return adjusted
 
 

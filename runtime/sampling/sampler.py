@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from .drawing import draw
-from .grammar import Allowed
+from .grammar import Mask
 from .logprobs import TokenLogprobs, token_logprobs
 from .penalties import SampleRow, adjust_logits, restrict_logits
 from .randomness import uniforms
@@ -45,17 +45,17 @@ class Sampler:
 
     @torch.inference_mode()
     def sample(
-        self, logits: torch.Tensor, rows: Sequence[SampleRow], allowed: Mapping[int, Allowed] | None = None
+        self, logits: torch.Tensor, rows: Sequence[SampleRow], masks: Mapping[int, Mask] | None = None
     ) -> SampleOutput:
         """One token for each row of the logits [n, vocab], float32, which are left as they are.
 
-        `allowed` has, by row, the tokens that a constraint leaves; a row that it lacks may take any.
+        `masks` has, by row, what a constraint adds (0 or -inf, by token); a row that it lacks may take any.
         A row whose logits can't be sampled is reported in `failed`; the others are not affected. Greedy
         rows without penalties cost an argmax; drawn rows a few passes over their logits (see drawing.py).
         """
         assert logits.shape == (len(rows), self._vocab_size), "one row of logits for each request"
         assert (logits.dtype, logits.device.type) == (torch.float32, self._device.type)
-        adjusted = restrict_logits(adjust_logits(logits, rows), logits, allowed or {})
+        adjusted = restrict_logits(adjust_logits(logits, rows), logits, masks or {})
         tokens, peaks = argmax(adjusted)
         failed = _failures(logits, peaks)
         drawn = [index for index, row in enumerate(rows) if not row.params.is_greedy and index not in failed]
