@@ -193,7 +193,7 @@ def main() -> None:
     parser.add_argument("--part", choices=PARTS)
     parser.add_argument("--model")
     parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--requests", type=int, default=40)
+    parser.add_argument("--requests", type=int, default=24)
     parser.add_argument("--rate", type=float, default=2.0, help="arrivals a second")
     parser.add_argument("--targets", type=float, nargs="*", default=[100.0, 200.0], help="target_itl_ms")
     options = parser.parse_args()

@@ -57,6 +57,8 @@ def as_index(pages: Int32Array) -> "slice | Int32Array":
 
     Long runs are common, since pages are handed out that way; a slice costs a fraction of an array of indices.
     """
+    if len(pages) == 1 and (only := pages.item()) >= 0:
+        return slice(only, only + 1)
     if len(pages) < SHORT_RUN:
         return pages
     first = pages.item(0)
