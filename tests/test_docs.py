@@ -57,10 +57,12 @@ def test_every_script_that_the_docs_run_is_there() -> None:
 
 
 def test_the_readmes_python_runs() -> None:
-    [code] = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
-    printed = io.StringIO()
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    printed, names = io.StringIO(), {}
     with contextlib.redirect_stdout(printed):
-        exec(compile(code, "README.md", "exec"), {})
+        for block in blocks:
+            exec(compile(block, "README.md", "exec"), names)
+    assert [result["urgent"].strip() in ("yes", "no") for result in names["batch"]] == [True, True]
     counts = [
         (int(cached), int(total))
         for cached, total in re.findall(r"(\d+) of (\d+)$", printed.getvalue(), re.M)
