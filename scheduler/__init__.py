@@ -9,8 +9,8 @@ from .stats import SchedulerStats
 __all__ = [
     "FinishReason",
     "Request",
-    "ScheduledRequest",
     "SchedulePlan",
+    "ScheduledRequest",
     "Scheduler",
     "SchedulerConfig",
     "SchedulerStats",

@@ -78,7 +78,9 @@ def test_room_names_are_no_top_level_modules_after_importing_everything() -> Non
     assert run.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("module", ["trunkline", "trunkline.radix", "trunkline.scheduler", "trunkline.frontend.cli"])
+@pytest.mark.parametrize(
+    "module", ["trunkline", "trunkline.radix", "trunkline.scheduler", "trunkline.frontend.cli"]
+)
 def test_import_brings_in_no_torch(module: str) -> None:
     script = f"import sys, {module}; print('torch' in sys.modules, 'transformers' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd="/", check=True)
