@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from trunkline.runtime.sampling import SamplingParams
+from trunkline.runtime.sampling import Constraint, SamplingParams
 from trunkline.runtime.sampling.params import MAX_CHOICES, MAX_LOGPROBS
 
 from .fields import Content, LogitBias, Prompts, Stop, StopTokenIds
@@ -75,11 +75,35 @@ class StreamOptions(_Strict):
     include_usage: bool = False
 
 
-class ResponseFormat(BaseModel):
-    """What the answer must look like; only free text is built."""
+class JsonSchemaFormat(_Strict):
+    """A JSON schema; `strict` or not, it is kept to."""
 
-    model_config = ConfigDict(strict=True, extra="allow")
-    type: str
+    model_config = ConfigDict(strict=True, extra="forbid", protected_namespaces=())
+    name: Annotated[str, Field(max_length=256)] | None = None
+    description: str | None = None
+    json_schema: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(_Strict):
+    """What the answer must look like: free text, some JSON object, or JSON that a schema accepts."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+
+    @model_validator(mode="after")
+    def _check_schema(self) -> ResponseFormat:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise _whole(
+                "json_schema", 'response_format.json_schema goes with "type": "json_schema", and that with it'
+            )
+        return self
+
+    def constraint(self) -> Constraint | None:
+        """The same for the sampler; None for free text. Raises RequestError for a schema that is too long."""
+        if self.type == "text":
+            return None
+        return Constraint.json_schema(True if self.json_schema is None else self.json_schema.json_schema)
 
 
 class TrunklineOptions(_Strict):
@@ -121,8 +145,6 @@ class GenerationRequest(RequestBody):
     def _check_together(self) -> GenerationRequest:
         if self.stream_options is not None and not self.stream:
             raise _whole("stream_options", 'stream_options is only allowed with "stream": true')
-        if self.response_format is not None and self.response_format.type != "text":
-            raise _not_built("response_format", "response_format of another type than text")
         return self
 
     @property
@@ -136,6 +158,8 @@ class GenerationRequest(RequestBody):
     def sampling(self, **more: Any) -> SamplingParams:
         """The sampling options; a field that is absent or null keeps its default."""
         given = {name: value for name in SAMPLING_FIELDS if (value := getattr(self, name)) is not None}
+        if self.response_format is not None:
+            given["constraint"] = self.response_format.constraint()
         return SamplingParams(**given, **more)
 
 
