@@ -71,7 +71,7 @@ class PagePool:
         index, counts = self._counts_of(pages)
         self._require(pages, index, counts > 0, "retain", "is free")
         self.num_evictable -= int(np.count_nonzero(self.held[index] & (counts == 1)))
-        self.counts[index] = counts + 1
+        self.counts[index] += 1
 
     def release(self, pages: Int32Array) -> Int32Array:
         """Take one reference from each page; a page whose count reaches 0 is free.
@@ -83,7 +83,7 @@ class PagePool:
         held = self.held[index]
         self._require(pages, index, counts > held, "release", "has no such reference")
         free_now, left = pages[counts == 1], counts == 2
-        self.counts[index] = counts - 1
+        self.counts[index] -= 1
         self._free_now(free_now)
         evictable: Int32Array = pages[held & left]
         self.num_evictable += len(evictable)
@@ -94,7 +94,7 @@ class PagePool:
         index, counts = self._counts_of(pages)
         self._require(pages, index, (counts > 0) & ~self.held[index], "hold", "is free or held")
         self.held[index] = True
-        self.counts[index] = counts + 1
+        self.counts[index] += 1
 
     def drop(self, pages: Int32Array) -> None:
         """Take the tree's own reference away; pages that nobody else has are free. Raises PageStateError."""
@@ -105,7 +105,7 @@ class PagePool:
         self._require(pages, index, self.held[index], "drop", "is not held by the tree")
         alone = pages[counts == 1]
         self.held[index] = False
-        self.counts[index] = counts - 1
+        self.counts[index] -= 1
         self.num_evictable -= len(alone)
         self._free_now(alone)
 

@@ -10,6 +10,8 @@ Int64Array = npt.NDArray[np.int64]
 UInt64Array = npt.NDArray[np.uint64]
 
 SHORT_RUN = 64
+# Temporary arrays above some 128 KiB come from the kernel anew each time: their page faults cost more than the work.
+STRIDE = 8192
 NO_PAGES: Int32Array = np.empty(0, dtype=np.int32)
 
 
@@ -62,6 +64,10 @@ def as_index(pages: Int32Array) -> "slice | Int32Array":
     if len(pages) < SHORT_RUN:
         return pages
     first = pages.item(0)
-    if first < 0 or pages.item(-1) - first != len(pages) - 1 or not (pages[1:] - pages[:-1] == 1).all():
+    if first < 0 or pages.item(-1) - first != len(pages) - 1:
         return pages
+    for start in range(0, len(pages) - 1, STRIDE):
+        part = pages[start : start + STRIDE + 1]
+        if not (part[1:] - part[:-1] == 1).all():
+            return pages
     return slice(first, first + len(pages))
