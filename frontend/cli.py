@@ -18,7 +18,7 @@ from trunkline.errors import ConfigError, TrunklineError
 from .analyze.command import app as analyze_app
 from .chat import HELP, converse
 from .lang.command import run
-from .options import EngineOptions, SamplingOptions
+from .options import EngineOptions, Quantization, SamplingOptions
 from .server.command import serve
 from .simulate.command import simulate
 
@@ -63,6 +63,7 @@ def generate(
     ] = False,
     model: Model = None,
     dtype: Dtype = "auto",
+    quantization: Quantization = None,
     config: ConfigFile = None,
     max_model_len: MaxModelLen = None,
     kv_cache_tokens: KvTokens = None,
@@ -76,7 +77,7 @@ def generate(
     """Continues prompts, in order; prompts that begin alike share their prefix."""
     texts = list(_read_prompts(prompts or [], file))
     params = SamplingOptions(max_tokens, temperature, top_p, top_k, seed, stop).build()
-    engine = EngineOptions(model, dtype, config, max_model_len, kv_cache_tokens).start()
+    engine = EngineOptions(model, dtype, quantization, config, max_model_len, kv_cache_tokens).start()
     inputs: list[Any] = (
         [engine.chat_prompt([{"role": "user", "content": text}]) for text in texts]
         if chat_template
@@ -98,6 +99,7 @@ def chat(
     system: Annotated[str | None, typer.Option(help="System prompt; the template's own if absent.")] = None,
     model: Model = None,
     dtype: Dtype = "auto",
+    quantization: Quantization = None,
     config: ConfigFile = None,
     max_model_len: MaxModelLen = None,
     kv_cache_tokens: KvTokens = None,
@@ -109,7 +111,7 @@ def chat(
 ) -> None:
     """Talks with a model in the terminal and shows what each turn took from the cache."""
     params = SamplingOptions(max_tokens, temperature, top_p, top_k, seed, None).build()
-    engine = EngineOptions(model, dtype, config, max_model_len, kv_cache_tokens).start()
+    engine = EngineOptions(model, dtype, quantization, config, max_model_len, kv_cache_tokens).start()
     engine.chat_prompt([{"role": "user", "content": "Hello"}])  # a model without a template says so at once
     console = Console()
     console.print(f"[dim]{engine.model_name}. {HELP}[/dim]", highlight=False)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trunkline.errors import ConfigError
-from trunkline.frontend.options import EngineOptions
+from trunkline.frontend.options import EngineOptions, Quantization
 
 if TYPE_CHECKING:
     from .backends import Backend
@@ -53,6 +53,7 @@ def run(
     api_key: Key = "none",
     model: Model = None,
     dtype: Dtype = "auto",
+    quantization: Quantization = None,
     config: ConfigFile = None,
     max_model_len: MaxModelLen = None,
     kv_cache_tokens: KvTokens = None,
@@ -63,7 +64,7 @@ def run(
     done = _finished(output, rows)
     left = [index for index in range(len(rows)) if index not in done]
     if left:
-        options = EngineOptions(model, dtype, config, max_model_len, kv_cache_tokens)
+        options = EngineOptions(model, dtype, quantization, config, max_model_len, kv_cache_tokens)
         bound = wanted.using(_backend(server, api_key, options))
         asyncio.run(_run_rows(bound, rows, left, output))
     records = _sort(output)

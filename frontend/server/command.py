@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trunkline.errors import ConfigError
-from trunkline.frontend.options import read_engine_config
+from trunkline.frontend.options import Quantization, read_engine_config
 
 from .listening import bound_socket
 from .settings import ServerSettings
@@ -68,6 +68,7 @@ def serve(
     port: Port = 8000,
     config: ConfigFile = None,
     dtype: Dtype = None,
+    quantization: Quantization = None,
     max_model_len: MaxModelLen = None,
     kv_cache_tokens: KvTokens = None,
     served_model_name: Names = None,
@@ -108,6 +109,7 @@ def serve(
     typed = {
         "model": model,
         "dtype": dtype,
+        "quantization": quantization,
         "max_model_len": max_model_len,
         "kv_cache_tokens": kv_cache_tokens,
     }

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from trunkline.errors import ConfigError
 from trunkline.radix import RadixConfig
+from trunkline.runtime.models import QUANTIZATIONS
 from trunkline.scheduler import SchedulerConfig
 
 __all__ = ["EngineConfig"]
@@ -19,6 +20,7 @@ class EngineConfig:
 
     model: a directory, a .gguf file or a hub id; None is the embedded SmolLM2-135M-Instruct.
     dtype: of weights and KV pages: auto, float32, bfloat16 or float16.
+    quantization: None, or int8: weights of the linear layers, and what they are multiplied with; on CPUs.
     device: auto, cpu, cuda or cuda:N.
     attention_backend: auto, or a backend by name.
     max_model_len: tokens a request may have, prompt and output together; None is the model's own limit.
@@ -30,6 +32,7 @@ class EngineConfig:
 
     model: str | None = None
     dtype: str = "auto"
+    quantization: str | None = None
     device: str = "auto"
     attention_backend: str = "auto"
     max_model_len: int | None = None
@@ -42,6 +45,8 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise ConfigError(f"dtype {self.dtype!r} is none of {', '.join(DTYPES)}")
+        if self.quantization not in (None, *QUANTIZATIONS):
+            raise ConfigError(f"quantization {self.quantization!r} is none of {', '.join(QUANTIZATIONS)}")
         for name in ("max_model_len", "kv_cache_tokens"):
             value = getattr(self, name)
             if value is not None and value < 1:

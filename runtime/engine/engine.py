@@ -72,7 +72,9 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config or EngineConfig()
-        loaded = loaded or load_model(self.config.model, dtype=self.config.dtype, device=self.config.device)
+        loaded = loaded or load_model(
+            self.config.model, self.config.dtype, self.config.device, self.config.quantization
+        )
         parts: Assembly = assemble(self.config, loaded)
         self.tokenizer = loaded.tokenizer
         self.model_name = loaded.name

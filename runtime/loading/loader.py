@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -10,9 +11,9 @@ from typing import Any
 
 import torch
 
-from trunkline.errors import ConfigError
+from trunkline.errors import ConfigError, TrunklineError
 from trunkline.runtime.errors import LoadError
-from trunkline.runtime.models import CausalLM, ModelConfig, build_model
+from trunkline.runtime.models import CausalLM, ModelConfig, build_model, check_quantization
 
 from . import checkpoint, gguf_config, gguf_weights
 from .files import naming, parsing
@@ -42,26 +43,31 @@ class LoadedModel:
 
 
 def load_model(
-    source: str | Path | None = None, dtype: str = "auto", device: str | torch.device = "auto"
+    source: str | Path | None = None,
+    dtype: str = "auto",
+    device: str | torch.device = "auto",
+    quantization: str | None = None,
 ) -> LoadedModel:
     """Load a model folder, a .gguf file, a hub id, or (None) the embedded SmolLM2-135M-Instruct.
 
     `dtype` is "auto", "float32", "bfloat16" or "float16". Auto is the checkpoint's own on a GPU; on a
     CPU it is bfloat16 where the processor computes with it, else float32. `device` "auto" is the GPU if
-    there is one. Raises ConfigError for an impossible dtype or device, LoadError (one line, naming the
-    file) for the rest.
+    there is one. `quantization` is None or "int8" (see `build_model`). Raises ConfigError for an impossible dtype,
+    device or quantization, LoadError (one line, naming the file) for the rest.
     """
     target = _device(device)
     if dtype != "auto" and dtype not in _DTYPES:
         raise ConfigError(f"dtype {dtype!r} is not one of auto, {', '.join(_DTYPES)}")
+    check_quantization(quantization, target)
     found = resolve(source)
     opened = _open_gguf(found) if found.is_gguf else _open_folder(found)
     with parsing(found.path):
         config = ModelConfig.from_hf_config(opened.hf_config)
     with naming(found.path):
         wanted = _auto_dtype(opened.hf_config, target) if dtype == "auto" else _DTYPES[dtype]
-        model = _allocated(config, wanted, target)
-        model.load_weights(opened.weights)
+        with _enough_memory(wanted):
+            model = build_model(config, wanted, target, quantization)
+            model.load_weights(opened.weights)
     return LoadedModel(
         model=model,
         config=config,
@@ -98,9 +104,12 @@ def _open_folder(found: ModelSource) -> _Opened:
     return _Opened(hf_config, tokenizer, weights, checkpoint.generation_defaults(found.path))
 
 
-def _allocated(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> CausalLM:
+@contextmanager
+def _enough_memory(dtype: torch.dtype) -> Iterator[None]:
     try:
-        return build_model(config, dtype, device)
+        yield
+    except TrunklineError:
+        raise
     except RuntimeError as error:  # torch's ways of being out of memory
         reason = " ".join(str(error).split())
         raise LoadError(f"there is no memory for the weights as {dtype}: {reason}") from error

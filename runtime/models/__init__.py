@@ -2,6 +2,15 @@
 
 from .config import ModelConfig, supported_architectures
 from .decoder import CausalLM, build_model
+from .linear import QUANTIZATIONS, check_quantization
 from .rope import RopeConfig
 
-__all__ = ["CausalLM", "ModelConfig", "RopeConfig", "build_model", "supported_architectures"]
+__all__ = [
+    "QUANTIZATIONS",
+    "CausalLM",
+    "ModelConfig",
+    "RopeConfig",
+    "build_model",
+    "check_quantization",
+    "supported_architectures",
+]

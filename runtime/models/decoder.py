@@ -9,11 +9,11 @@ from trunkline.attention import AttentionBackend
 
 from .config import ModelConfig
 from .layers import DecoderLayer, RMSNorm
-from .linear import Linear
+from .linear import Form, Linear, linear_form
 from .rope import RotaryTable
 from .weights import ParameterTable
 
-_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_EMBEDDING, _HEAD = "model.embed_tokens", "lm_head"
 
 
 class CausalLM:
@@ -22,18 +22,18 @@ class CausalLM:
     Tokens of a step lie end to end, without padding; which request each belongs to is the backend's business.
     """
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device, form: Form) -> None:
         self.config = config
         self.dtype = dtype
         self.device = device
-        self._table = ParameterTable(dtype, device)
-        self._embedding = self._table.fused([(_EMBEDDING, config.vocab_size)], config.hidden_size)
+        self._table = ParameterTable(dtype, device, form)
+        self._embedding = self._table.fused([(f"{_EMBEDDING}.weight", config.vocab_size)], config.hidden_size)
         self._layers = [DecoderLayer(config, self._table, layer) for layer in range(config.num_layers)]
         self._norm = RMSNorm(config, self._table, "model.norm")
-        head = self._embedding
-        if not config.tied_embeddings:
-            head = self._table.fused([(_HEAD, config.vocab_size)], config.hidden_size)
-        self._head = Linear(self._table, head, None)
+        if config.tied_embeddings:
+            self._head = Linear(form)
+        else:
+            self._head = self._table.linear([(_HEAD, config.vocab_size)], config.hidden_size)
         self._rotary = RotaryTable(config.rope, config.head_dim, config.max_positions, device)
 
     @torch.inference_mode()
@@ -63,11 +63,25 @@ class CausalLM:
         LoadError that names what is missing, unexpected, given twice or of a wrong shape.
         """
         self._table.load((name, tensor) for name, tensor in weights if not self._is_redundant(name))
+        if self.config.tied_embeddings:
+            self._head.fill([self._embedding])
 
     def _is_redundant(self, name: str) -> bool:
-        return name.endswith("rotary_emb.inv_freq") or (name == _HEAD and self.config.tied_embeddings)
+        return name.endswith("rotary_emb.inv_freq") or (
+            name == f"{_HEAD}.weight" and self.config.tied_embeddings
+        )
 
 
-def build_model(config: ModelConfig, dtype: torch.dtype, device: torch.device | str = "cpu") -> CausalLM:
-    """A model with its memory allocated and not yet filled; `CausalLM.load_weights` does that."""
-    return CausalLM(config, dtype, torch.device(device))
+def build_model(
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device | str = "cpu",
+    quantization: str | None = None,
+) -> CausalLM:
+    """A model without its weights, which `CausalLM.load_weights` brings.
+
+    `quantization` is None or "int8": linears with int8 weights, and inputs rounded to int8 as they come. Raises
+    ConfigError for one that is unknown or does not run on this device.
+    """
+    device = torch.device(device)
+    return CausalLM(config, dtype, device, linear_form(quantization, dtype, device))

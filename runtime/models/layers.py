@@ -1,14 +1,11 @@
 """The parts that llama-like decoders are made of, for flat batches of tokens; projections are fused."""
 
-from collections.abc import Sequence
-
 import torch
 
 from trunkline.attention import AttentionBackend
 from trunkline.attention.fused import add_rms_norm, rms_norm, silu_mul
 
 from .config import ModelConfig
-from .linear import Linear
 from .rope import RotaryTable
 from .weights import ParameterTable
 
@@ -36,10 +33,8 @@ class Attention:
         rows = [(f"{prefix}.q_proj", heads * dim), (f"{prefix}.k_proj", kv_heads * dim)]
         rows.append((f"{prefix}.v_proj", kv_heads * dim))
         self._num_heads = heads + 2 * kv_heads
-        self._qkv = projection(table, rows, config.hidden_size, config.qkv_bias)
-        self._out = projection(
-            table, [(f"{prefix}.o_proj", config.hidden_size)], heads * dim, config.output_bias
-        )
+        self._qkv = table.linear(rows, config.hidden_size, config.qkv_bias)
+        self._out = table.linear([(f"{prefix}.o_proj", config.hidden_size)], heads * dim, config.output_bias)
         self._norm_weight: torch.Tensor | None = None
         self._norm_eps = config.rms_norm_eps
         if config.qk_norm:
@@ -60,8 +55,8 @@ class MLP:
     def __init__(self, config: ModelConfig, table: ParameterTable, prefix: str) -> None:
         size = config.intermediate_size
         parts = [(f"{prefix}.gate_proj", size), (f"{prefix}.up_proj", size)]
-        self._gate_up = projection(table, parts, config.hidden_size, config.mlp_bias)
-        self._down = projection(table, [(f"{prefix}.down_proj", config.hidden_size)], size, config.mlp_bias)
+        self._gate_up = table.linear(parts, config.hidden_size, config.mlp_bias)
+        self._down = table.linear([(f"{prefix}.down_proj", config.hidden_size)], size, config.mlp_bias)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self._down(silu_mul(self._gate_up(x)))
@@ -91,12 +86,3 @@ class DecoderLayer:
         x = norm(residual) if update is None else norm.add(update, residual)
         attended = self._attention(x, rotary, backend, self._layer)
         return self._mlp(self._mlp_norm.add(attended, residual))
-
-
-def projection(
-    table: ParameterTable, parts: Sequence[tuple[str, int]], in_features: int, bias: bool
-) -> Linear:
-    """A linear layer of which each (name, rows) part is a projection of the checkpoint."""
-    weight = table.fused([(f"{name}.weight", rows) for name, rows in parts], in_features)
-    biases = table.fused([(f"{name}.bias", rows) for name, rows in parts]) if bias else None
-    return Linear(table, weight, biases)

@@ -1,47 +1,89 @@
-"""Matrix products with weights, in the fastest form this machine has for them."""
+"""Matrix products with weights, in the form that the settings and this machine ask for."""
+
+from collections.abc import Callable, Sequence
 
 import torch
 from torch.nn import functional as F
 
-from .weights import ParameterTable
+from trunkline.attention.int8_linear import int8_linear
+from trunkline.errors import ConfigError
+
+QUANTIZATIONS = ("int8",)
+
+Product = Callable[[torch.Tensor], torch.Tensor]
+"""x [tokens, in] to x · weightᵀ + bias [tokens, out], in x's dtype."""
+
+Form = Callable[[Sequence[torch.Tensor], torch.Tensor | None], Product]
+"""Makes a product of a bias [out] and a weight, whose parts [some of out, in] come as the checkpoint has them."""
 
 # One packing serves every batch size: oneDNN's layout for this many rows was as fast as those made for 1 or 2,048.
 _ROWS_PACKED_FOR = 16
 
 
 class Linear:
-    """x [tokens, in] -> [tokens, out] by a weight [out, in] that the table fills.
+    """A layer's product, once there are weights to make it of; keeps them in no other form."""
 
-    On a CPU that multiplies bfloat16 natively the weight is packed for oneDNN once it is loaded: `F.linear` packs
-    it anew at each call, which costs two to three times the product itself at decode's batch sizes.
-    """
+    def __init__(self, form: Form) -> None:
+        self._form = form
+        self._product: Product | None = None
 
-    def __init__(self, table: ParameterTable, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        self._weight: torch.Tensor | None = weight
-        self._bias = bias
-        self._packed: torch.Tensor | None = None
-        if _packs(weight):
-            table.when_loaded(self._pack)
+    def fill(self, parts: Sequence[torch.Tensor], bias: torch.Tensor | None = None) -> None:
+        """Takes the weight in parts [some of out, in], end to end, and a bias [out]."""
+        self._product = self._form(parts, bias)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if self._packed is not None:
-            product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
-                x, self._packed, self._bias, "none", [], ""
-            )
-            return product
-        assert self._weight is not None
-        return F.linear(x, self._weight, self._bias)
-
-    def _pack(self) -> None:
-        assert self._weight is not None
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(self._weight, _ROWS_PACKED_FOR)
-        self._weight = None
+        """x [tokens, in] to [tokens, out]."""
+        assert self._product is not None, "the weights are not loaded"
+        return self._product(x)
 
 
-def _packs(weight: torch.Tensor) -> bool:
-    return (
-        weight.device.type == "cpu"
-        and weight.dtype == torch.bfloat16
-        and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
-        and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    )
+def check_quantization(quantization: str | None, device: torch.device) -> None:
+    """Raises ConfigError for a quantisation that is unknown, or that does not run on this device."""
+    if quantization is None:
+        return
+    if quantization not in QUANTIZATIONS:
+        raise ConfigError(f"quantization {quantization!r} is none of {', '.join(QUANTIZATIONS)}")
+    if device.type != "cpu":
+        raise ConfigError(f"quantization {quantization!r} runs on CPUs; the device is {str(device)!r}")
+
+
+def linear_form(quantization: str | None, dtype: torch.dtype, device: torch.device) -> Form:
+    """How the linears of a model of this dtype keep their weights; raises ConfigError."""
+    check_quantization(quantization, device)
+    if quantization is None:
+        return _Unquantized(dtype, device)
+    return lambda parts, bias: int8_linear(_whole(parts), bias, dtype)
+
+
+class _Unquantized:
+    """Weights in the model's own dtype.
+
+    On a CPU that multiplies bfloat16 natively they are packed for oneDNN: `F.linear` would pack them anew at each
+    call, which costs two to three times the product itself at decode's batch sizes.
+    """
+
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        self._dtype = dtype
+        self._device = device
+        self._packs = (
+            device.type == "cpu"
+            and dtype == torch.bfloat16
+            and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
+            and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+        )
+
+    def __call__(self, parts: Sequence[torch.Tensor], bias: torch.Tensor | None) -> Product:
+        weight = _whole([part.to(self._device, self._dtype) for part in parts])
+        if not self._packs:
+            return lambda x: F.linear(x, weight, bias)
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS_PACKED_FOR)
+
+        def product(x: torch.Tensor) -> torch.Tensor:
+            found: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+            return found
+
+        return product
+
+
+def _whole(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))

@@ -2,48 +2,75 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 
 from trunkline.runtime.errors import LoadError
+
+from .linear import Form, Linear
 
 _NAMES_SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Slot:
-    """A part of a parameter and the shape it has in a checkpoint (repeated where the part is larger)."""
+    """What takes a tensor of a checkpoint, and the shape that it must have."""
 
-    part: torch.Tensor
-    shape: torch.Size
+    shape: tuple[int, ...]
+    take: Callable[[torch.Tensor], Any]
 
 
 class ParameterTable:
-    """Allocates a model's parameters and loads them by their Hugging Face names, each exactly once."""
+    """Has a place for each of a model's weights and fills them by their Hugging Face names, each exactly once.
 
-    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+    Parameters are allocated at once, linears as their weights come: those may end in another form, `form`.
+    """
+
+    def __init__(self, dtype: torch.dtype, device: torch.device, form: Form) -> None:
         self.dtype = dtype
         self.device = device
+        self.form = form
         self._slots: dict[str, _Slot] = {}
-        self._when_loaded: list[Callable[[], None]] = []
 
     def fused(self, parts: Sequence[tuple[str, int]], *trailing: int) -> torch.Tensor:
         """A parameter [sum of rows, *trailing] of which each (name, rows) fills its rows, in this order."""
         rows = [count for _, count in parts]
         parameter = torch.empty(sum(rows), *trailing, dtype=self.dtype, device=self.device)
         for (name, _), part in zip(parts, torch.split(parameter, rows), strict=True):
-            self._slots[name] = _Slot(part, part.shape)
+            self._slots[name] = _Slot(tuple(part.shape), part.copy_)
         return parameter
 
     def repeated(self, parts: Sequence[tuple[str, int]], size: int) -> torch.Tensor:
         """A parameter [sum of rows, size] of which each (name, rows) is given as [size], for all its rows."""
         parameter = self.fused(parts, size)
         for name, _ in parts:
-            self._slots[name] = _Slot(self._slots[name].part, torch.Size([size]))
+            self._slots[name] = _Slot((size,), self._slots[name].take)
         return parameter
 
+    def linear(self, parts: Sequence[tuple[str, int]], in_features: int, bias: bool = False) -> Linear:
+        """A linear layer of which each (name, rows) is a projection of the checkpoint: name.weight, name.bias."""
+        linear = Linear(self.form)
+        wanted: dict[str, tuple[int, ...]] = {f"{name}.weight": (rows, in_features) for name, rows in parts}
+        if bias:
+            wanted |= {f"{name}.bias": (rows,) for name, rows in parts}
+        found: dict[str, torch.Tensor] = {}
+
+        def take(name: str, tensor: torch.Tensor) -> None:
+            found[name] = tensor
+            if len(found) < len(wanted):
+                return
+            biases = [found[f"{name}.bias"].to(self.device, self.dtype) for name, _ in parts if bias]
+            linear.fill([found[f"{name}.weight"] for name, _ in parts], torch.cat(biases) if bias else None)
+            found.clear()
+
+        for name, shape in wanted.items():
+            self._slots[name] = _Slot(shape, partial(take, name))
+        return linear
+
     def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Copies (name, tensor) pairs into place, converting to the table's dtype.
+        """Puts (name, tensor) pairs into place, converting to the table's dtype.
 
         Raises LoadError that names the tensors that are missing, unexpected, given twice or of a wrong shape.
         """
@@ -55,23 +82,16 @@ class ParameterTable:
                 continue
             if name not in missing:
                 raise LoadError(f"weight {name} is given twice")
-            if tensor.shape != slot.shape:
+            if tuple(tensor.shape) != slot.shape:
                 raise LoadError(
                     f"weight {name} has shape {list(tensor.shape)}; the config asks for {list(slot.shape)}"
                 )
-            slot.part.copy_(tensor)
+            slot.take(tensor)
             del missing[name]
         if missing:
             raise LoadError(f"the checkpoint lacks {_enumerate(list(missing))}")
         if unexpected:
             raise LoadError(f"the checkpoint has weights the model doesn't know: {_enumerate(unexpected)}")
-        self._slots.clear()  # its views would keep alive what is now brought into another form
-        for prepare in self._when_loaded:
-            prepare()
-
-    def when_loaded(self, prepare: Callable[[], None]) -> None:
-        """Calls `prepare` once the weights are in place, to bring them into another form."""
-        self._when_loaded.append(prepare)
 
 
 def _enumerate(names: Sequence[str]) -> str:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.attention.native_levels import LEVELS, at_every_level, needs_native
-from trunkline.attention.int8_linear import Int8Linear
+from trunkline.attention.int8_linear import Int8Linear, TorchInt8Linear, int8_linear
 
 pytestmark = needs_native
 
@@ -72,3 +72,22 @@ def test_what_is_not_finite_shows_in_its_row_alone(level: str, value: float) -> 
     after = layer(x)
     assert after[1].isnan().all()
     assert torch.equal(after[[0, 2]], before[[0, 2]])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_torchs_layer_gives_the_same_bits(dtype: torch.dtype, with_bias: bool) -> None:
+    x, weight, bias = operands(21, 200, 130, dtype)
+    x[3], x[4, 5], x[6, 7] = 0, torch.nan, -torch.inf
+    given = bias if with_bias else None
+    found, expected = TorchInt8Linear(weight, given)(x), Int8Linear(weight, given)(x)
+    assert torch.equal(found.isnan(), expected.isnan())
+    assert torch.equal(found.nan_to_num(), expected.nan_to_num())
+
+
+def test_the_native_layer_is_taken_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, weight, _ = operands(1, 32, 16, torch.float32)
+    assert isinstance(int8_linear(weight, None, torch.bfloat16), Int8Linear)
+    assert isinstance(int8_linear(weight, None, torch.float16), TorchInt8Linear)
+    monkeypatch.setattr("trunkline.attention.native.unavailable", lambda: "no compiler")
+    assert isinstance(int8_linear(weight, None, torch.bfloat16), TorchInt8Linear)

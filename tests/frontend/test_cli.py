@@ -77,6 +77,14 @@ def test_chat_streams_resets_and_tells_what_came_from_the_cache(trunkline) -> No
     assert "/fly is no command here" in out
 
 
+def test_quantization_can_be_asked_for(trunkline) -> None:
+    code, out, err = trunkline(
+        *("generate", "--quantization", "int8", "--max-tokens", "2", *SMALL), "The capital of France is"
+    )
+    assert (code, err) == (0, "")
+    assert out.startswith(" Paris")
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -87,6 +95,9 @@ def test_chat_streams_resets_and_tells_what_came_from_the_cache(trunkline) -> No
         (("generate", "--temperature", "3", "Hi"), "temperature must be a number in [0, 2], not 3"),
         (("generate", "--kv-cache-tokens", "5", "Hi"), "kv_cache_tokens 5 holds no page of 16 tokens"),
         (("generate", "--dtype", "int3", "Hi"), "dtype 'int3'"),
+        (("generate", "--quantization", "int3", "Hi"), "quantization 'int3' is none of int8"),
+        (("chat", "--quantization", "int3"), "quantization 'int3' is none of int8"),
+        (("serve", "--port", "0", "--quantization", "int3"), "quantization 'int3' is none of int8"),
         (("generate", "--config", "nowhere.yaml", "Hi"), "config nowhere.yaml: No such file or directory"),
         (("generate", "--file", "nowhere.txt"), "--file nowhere.txt: No such file or directory"),
         (("generate", *SMALL, ""), "the prompt is empty"),
