@@ -22,10 +22,11 @@ from trunkline.scheduler import Request, SchedulePlan, StepResult, TokenOutput
 from .assembly import Assembly, assemble
 from .batch import run_batch
 from .config import EngineConfig
+from .launched_step import RunnerOutput
 from .output_text import OutputText
 from .outputs import Generation, RequestOutput, explained
 from .prompts import Prompt, encode_prompt, limit_output
-from .runner import RunnerOutput, SamplingState
+from .rows import SamplingState
 from .stats import EngineStats
 from .stops import StopAutomaton
 
@@ -287,7 +288,7 @@ class Engine:
     def _run(self, plan: SchedulePlan) -> RunnerOutput:
         """Runs a plan; a step that breaks fails its requests, not the engine."""
         try:
-            return self.runner.run(plan)
+            return self.runner.launch(plan).result()
         except Exception as error:
             if not plan.scheduled:
                 raise

@@ -4,48 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
 from trunkline.attention import AttentionBackend, AttentionMetadata, HostPool, KVPool
 from trunkline.runtime.models import CausalLM
-from trunkline.runtime.sampling import (
-    Grammars,
-    Mask,
-    Sampler,
-    SampleRow,
-    SamplingParams,
-    TokenLogprobs,
-    Waiting,
-    prompt_logprobs,
-)
-from trunkline.runtime.sampling.sampler import NON_FINITE
-from trunkline.scheduler import ScheduledRequest, SchedulePlan, StepResult
+from trunkline.runtime.sampling import Grammars, Mask, Sampler, Sampling
+from trunkline.scheduler import ScheduledRequest, SchedulePlan
 
-__all__ = ["ModelRunner", "RunnerOutput", "SamplingState"]
+from .launched_step import LaunchedStep
+from .rows import constrained, logits_rows, num_scored, sample_row
 
-
-@dataclass(frozen=True, slots=True)
-class SamplingState:
-    """What the scheduler carries for the runner: how a request samples, the seed it really uses, what ends it."""
-
-    params: SamplingParams
-    seed: int
-    ending_token_ids: frozenset[int]
-
-
-@dataclass(frozen=True, slots=True)
-class RunnerOutput:
-    """What a step brought: the result for the scheduler, and the log-probabilities that requests asked for.
-
-    `prompt_logprobs[id]` is the position of the first scored logits and an entry for each prompt token they predict.
-    """
-
-    step: StepResult
-    logprobs: Mapping[str, TokenLogprobs] = field(default_factory=dict)
-    prompt_logprobs: Mapping[str, tuple[int, Sequence[TokenLogprobs]]] = field(default_factory=dict)
+__all__ = ["ModelRunner"]
 
 
 class ModelRunner:
@@ -71,64 +42,57 @@ class ModelRunner:
         self._page_size = kv_pool.config.page_size
 
     @torch.inference_mode()
-    def run(self, plan: SchedulePlan) -> RunnerOutput:
-        """Moves pages, computes every scheduled token and samples where a request's last known token was computed."""
+    def launch(self, plan: SchedulePlan) -> LaunchedStep:
+        """Begins a step: moves pages, computes every scheduled token, samples where the last known one was computed.
+
+        On a CUDA device all of it is only queued when this returns; the plan's arrays are not needed any more.
+        """
         copy_elapsed = self._move_pages(plan)
-        if not plan.scheduled:
-            return RunnerOutput(StepResult(copy_elapsed=copy_elapsed))
+        scheduled = plan.scheduled
+        if not scheduled:
+            return LaunchedStep(
+                (), self.grammars, scored={}, sampling=None, sound=None, copy_elapsed=copy_elapsed
+            )
         masks = self.grammars.begin(
-            [waiting for request in plan.scheduled if (waiting := _constrained(request)) is not None]
+            [waiting for request in scheduled if (waiting := constrained(request)) is not None]
         )
-        logits = self._forward(plan.scheduled)
-        scored: dict[str, tuple[int, Sequence[TokenLogprobs]]] = {}
+        logits = self._forward(scheduled)
+        scored: dict[str, torch.Tensor] = {}
         last_rows: list[int] = []
         row = 0
-        for request in plan.scheduled:
-            num_scored = _num_scored(request)
-            if num_scored:
-                scored[request.id] = _score(request, logits[row : row + num_scored])
-            row += num_scored + 1
+        for request in scheduled:
+            count = num_scored(request)
+            if count:
+                scored[request.id] = logits[row : row + count]
+            row += count + 1
             last_rows.append(row - 1)
         if row != len(last_rows):
             logits = logits[last_rows]
-        step, logprobs = self._sample(plan.scheduled, logits, masks.result() if masks is not None else {})
-        step.copy_elapsed = copy_elapsed
-        return RunnerOutput(step, logprobs, scored)
+        sampling, sound = self._sample(scheduled, logits, masks.result() if masks is not None else {})
+        return LaunchedStep(
+            scheduled,
+            self.grammars,
+            scored=scored,
+            sampling=sampling,
+            sound=sound,
+            copy_elapsed=copy_elapsed,
+        )
 
     def _sample(
         self, scheduled: Sequence[ScheduledRequest], logits: torch.Tensor, masks: Mapping[str, Mask]
-    ) -> tuple[StepResult, dict[str, TokenLogprobs]]:
-        """Tokens for the requests that sample; the others' chunks fail where they end in logits that aren't finite."""
-        failed: dict[str, str] = {}
+    ) -> tuple[Sampling | None, torch.Tensor | None]:
+        """Begins to sample for the requests that do; the others' logits are looked at for what isn't finite."""
+        sound = None
         sampling = [index for index, request in enumerate(scheduled) if request.samples]
         if len(sampling) != len(scheduled):
             cut = [index for index, request in enumerate(scheduled) if not request.samples]
-            finite = logits[cut].isfinite().all(dim=-1).tolist()
-            failed = {
-                scheduled[index].id: NON_FINITE for index, sound in zip(cut, finite, strict=True) if not sound
-            }
+            sound = logits[cut].isfinite().all(dim=-1)
             logits = logits[sampling]
+        if not sampling:
+            return None, sound
         requests = [scheduled[index] for index in sampling]
-        picked = self._sampler.sample(
-            logits,
-            [_sample_row(request) for request in requests],
-            {index: masks[request.id] for index, request in enumerate(requests) if request.id in masks},
-        )
-        failed |= {requests[index].id: reason for index, reason in picked.failed.items()}
-        tokens = {
-            request.id: (token, *self._forced(request, token))
-            for request, token in zip(requests, picked.tokens.tolist(), strict=True)
-            if request.id not in failed
-        }
-        logprobs = {requests[index].id: entry for index, entry in picked.logprobs.items()}
-        return StepResult(tokens=tokens, failed=failed), logprobs
-
-    def _forced(self, request: ScheduledRequest, token: int) -> tuple[int, ...]:
-        """Tokens that a constraint leaves no choice about: they come without a step each, and without logprobs."""
-        waiting = _constrained(request)
-        if waiting is None or request.payload.params.logprobs is not None:
-            return ()
-        return self.grammars.forced(waiting, token)
+        by_row = {index: masks[request.id] for index, request in enumerate(requests) if request.id in masks}
+        return self._sampler.begin(logits, [sample_row(request) for request in requests], by_row), sound
 
     def _move_pages(self, plan: SchedulePlan) -> float | None:
         """Host copies leave first: the pages they free may be written by what follows. Returns the swaps' seconds."""
@@ -156,62 +120,10 @@ class ModelRunner:
             page_size=self._page_size,
         )
         self._backend.plan(metadata)
-        rows = [
-            _logits_rows(request, end) for request, end in zip(scheduled, np.cumsum(lengths), strict=True)
-        ]
+        rows = [logits_rows(request, end) for request, end in zip(scheduled, np.cumsum(lengths), strict=True)]
         ids = np.concatenate([request.tokens for request in scheduled])
         return self.model.forward(
             torch.from_numpy(ids.astype(np.int64)).to(self._device),
             self._backend,
             torch.from_numpy(np.concatenate(rows)).to(self._device),
         )
-
-
-def _constrained(request: ScheduledRequest) -> Waiting | None:
-    """What the grammars must know of a request that samples under a constraint."""
-    state: SamplingState = request.payload
-    if state.params.constraint is None or not request.samples:
-        return None
-    return Waiting(request.id, state.params.constraint, request.history[request.num_prompt_tokens :])
-
-
-def _num_scored(request: ScheduledRequest) -> int:
-    """How many of the step's positions predict a prompt token whose log-probability is wanted."""
-    if request.logits_from is None:
-        return 0
-    first = max(request.logits_from, request.start)
-    last = min(request.start + len(request.tokens), request.num_prompt_tokens - 1)
-    return max(0, last - first)
-
-
-def _logits_rows(request: ScheduledRequest, end: int) -> np.ndarray:
-    """Rows of the step's hidden states that need logits; `end` is one past the request's last row."""
-    begin = end - len(request.tokens)
-    num_scored = _num_scored(request)
-    rows = np.empty(num_scored + 1, dtype=np.int64)
-    if num_scored:
-        assert request.logits_from is not None
-        first = begin + max(request.logits_from, request.start) - request.start
-        rows[:num_scored] = np.arange(first, first + num_scored)
-    rows[-1] = end - 1
-    return rows
-
-
-def _score(request: ScheduledRequest, logits: torch.Tensor) -> tuple[int, Sequence[TokenLogprobs]]:
-    assert request.logits_from is not None
-    state: SamplingState = request.payload
-    first = max(request.logits_from, request.start)
-    targets = request.history[first + 1 : first + 1 + len(logits)]
-    return first, prompt_logprobs(logits, targets, state.params.prompt_logprobs or 0)
-
-
-def _sample_row(request: ScheduledRequest) -> SampleRow:
-    state: SamplingState = request.payload
-    return SampleRow(
-        params=state.params,
-        history=request.history,
-        num_prompt_tokens=request.num_prompt_tokens,
-        num_output_tokens=request.num_output_tokens,
-        seed=state.seed,
-        banned_until_min=state.ending_token_ids,
-    )

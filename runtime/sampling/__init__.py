@@ -6,7 +6,7 @@ from .logprobs import LOGPROB_FLOOR, TokenLogprob, TokenLogprobs, prompt_logprob
 from .params import InvalidSamplingParams, SamplingParams
 from .penalties import SampleRow
 from .randomness import derive_seed
-from .sampler import SampleOutput, Sampler
+from .sampler import SampleOutput, Sampler, Sampling
 
 __all__ = [
     "LOGPROB_FLOOR",
@@ -17,6 +17,7 @@ __all__ = [
     "SampleOutput",
     "SampleRow",
     "Sampler",
+    "Sampling",
     "SamplingParams",
     "TokenLogprob",
     "TokenLogprobs",

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-__all__ = ["BLOCK", "argmax", "block_weights", "find", "largest", "ranks", "take", "top_values"]
+__all__ = ["BLOCK", "argmax", "best", "block_weights", "find", "largest", "ranks", "take", "top_values"]
 
 Floats = npt.NDArray[np.float32]
 Indices = npt.NDArray[np.int64]
@@ -33,14 +33,20 @@ def take(rows: torch.Tensor, indices: Sequence[int]) -> torch.Tensor:
     )
 
 
-def argmax(rows: torch.Tensor) -> tuple[Indices, Floats]:
-    """The lowest id of the largest logit of each row, and that logit; a row with a NaN gives a NaN."""
+def best(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The lowest id of the largest logit of each row, and that logit, on the rows' device; a NaN comes first."""
     if rows.device.type == "cpu":
         array = rows.numpy()
         ids = array.argmax(axis=-1)
-        return ids, array[np.arange(len(array)), ids]
-    best = rows.argmax(dim=-1)
-    return best.cpu().numpy(), rows.gather(1, best[:, None])[:, 0].cpu().numpy()
+        return torch.from_numpy(ids), torch.from_numpy(array[np.arange(len(array)), ids])
+    ids_there = rows.argmax(dim=-1)
+    return ids_there, rows.gather(1, ids_there[:, None])[:, 0]
+
+
+def argmax(rows: torch.Tensor) -> tuple[Indices, Floats]:
+    """`best` on the host."""
+    ids, peaks = best(rows)
+    return ids.cpu().numpy(), peaks.cpu().numpy()
 
 
 def top_values(rows: torch.Tensor, k: int) -> Floats:

@@ -11,12 +11,13 @@ import torch
 
 from .drawing import draw
 from .grammar import Mask
+from .host_copy import HostCopy
 from .logprobs import TokenLogprobs, token_logprobs
 from .penalties import SampleRow, adjust_logits, restrict_logits
 from .randomness import uniforms
-from .rows import Floats, Indices, argmax, take
+from .rows import Floats, best, take
 
-__all__ = ["SampleOutput", "Sampler"]
+__all__ = ["SampleOutput", "Sampler", "Sampling"]
 
 NON_FINITE = "non-finite logits"
 ALL_FORBIDDEN = "every token is forbidden"
@@ -36,6 +37,38 @@ class SampleOutput:
     logprobs: Mapping[int, TokenLogprobs]
 
 
+class Sampling:
+    """Tokens being sampled: `ids`, int64 [n] on the logits' device, is their place; `result` waits for them.
+
+    Rows that failed have some id of the vocabulary in `ids`, so that whatever is queued behind can run.
+    """
+
+    def __init__(
+        self, ids: torch.Tensor, peaks: torch.Tensor, logits: torch.Tensor, rows: Sequence[SampleRow]
+    ) -> None:
+        self.ids = ids
+        self._arriving = HostCopy(ids, peaks)
+        self._logits = logits
+        self._rows = rows
+
+    @torch.inference_mode()
+    def result(self) -> SampleOutput:
+        """The tokens on the host, with what went wrong and the log-probabilities that rows asked for."""
+        tokens, peaks = self._arriving.arrays()
+        failed = _failures(self._logits, peaks)
+        scored = [
+            index
+            for index, row in enumerate(self._rows)
+            if row.params.logprobs is not None and index not in failed
+        ]
+        num_top = [self._rows[index].params.logprobs or 0 for index in scored]
+        logprobs = token_logprobs(take(self._logits, scored), tokens[scored], num_top)
+        if failed:
+            tokens = tokens.copy()
+            tokens[list(failed)] = -1
+        return SampleOutput(tokens, failed, dict(zip(scored, logprobs, strict=True)))
+
+
 class Sampler:
     """Samples a batch's tokens in one call; stateless: a token is a function of its logits and its row."""
 
@@ -44,34 +77,44 @@ class Sampler:
         self._device = device
 
     @torch.inference_mode()
-    def sample(
+    def begin(
         self, logits: torch.Tensor, rows: Sequence[SampleRow], masks: Mapping[int, Mask] | None = None
-    ) -> SampleOutput:
-        """One token for each row of the logits [n, vocab], float32, which are left as they are.
+    ) -> Sampling:
+        """Begins to sample a token for each row of the logits [n, vocab], float32, which are left as they are.
 
         `masks` has, by row, what a constraint adds (0 or -inf, by token); a row that it lacks may take any.
         A row whose logits can't be sampled is reported in `failed`; the others are not affected. Greedy
-        rows without penalties cost an argmax; drawn rows a few passes over their logits (see drawing.py).
+        rows without penalties cost an argmax, and on a CUDA device the host doesn't wait for it; drawn rows a
+        few passes over their logits (see drawing.py), for which it does.
         """
         assert logits.shape == (len(rows), self._vocab_size), "one row of logits for each request"
         assert (logits.dtype, logits.device.type) == (torch.float32, self._device.type)
         adjusted = restrict_logits(adjust_logits(logits, rows), logits, masks or {})
-        tokens, peaks = argmax(adjusted)
-        failed = _failures(logits, peaks)
-        drawn = [index for index, row in enumerate(rows) if not row.params.is_greedy and index not in failed]
-        if drawn:
-            tokens[drawn] = self._draw(take(adjusted, drawn), [rows[index] for index in drawn], peaks[drawn])
-        scored = [
-            index for index, row in enumerate(rows) if row.params.logprobs is not None and index not in failed
-        ]
-        logprobs = _score(take(logits, scored), tokens[scored], [rows[index] for index in scored])
-        tokens[list(failed)] = -1
-        return SampleOutput(tokens, failed, dict(zip(scored, logprobs, strict=True)))
+        ids, peaks = best(adjusted)
+        if any(not row.params.is_greedy for row in rows):
+            self._draw(adjusted, rows, ids, peaks)
+        return Sampling(ids, peaks, logits, rows)
+
+    def sample(
+        self, logits: torch.Tensor, rows: Sequence[SampleRow], masks: Mapping[int, Mask] | None = None
+    ) -> SampleOutput:
+        """`begin` and its result at once."""
+        return self.begin(logits, rows, masks).result()
 
     @staticmethod
-    def _draw(logits: torch.Tensor, rows: Sequence[SampleRow], peaks: Floats) -> Indices:
-        numbers = uniforms([row.seed for row in rows], [row.num_output_tokens for row in rows])
-        return draw(logits, [row.params for row in rows], peaks, numbers)
+    def _draw(
+        adjusted: torch.Tensor, rows: Sequence[SampleRow], ids: torch.Tensor, peaks: torch.Tensor
+    ) -> None:
+        """Puts drawn tokens in the place of the likeliest, in the rows that draw and can."""
+        (heights,) = HostCopy(peaks).arrays()
+        sound = np.isfinite(heights).tolist()
+        drawn = [index for index, row in enumerate(rows) if sound[index] and not row.params.is_greedy]
+        if not drawn:
+            return
+        drawing = [rows[index] for index in drawn]
+        numbers = uniforms([row.seed for row in drawing], [row.num_output_tokens for row in drawing])
+        tokens = draw(take(adjusted, drawn), [row.params for row in drawing], heights[drawn], numbers)
+        ids[torch.tensor(drawn, device=ids.device)] = torch.from_numpy(tokens).to(ids.device)
 
 
 def _failures(logits: torch.Tensor, peaks: Floats) -> dict[int, str]:
@@ -81,7 +124,3 @@ def _failures(logits: torch.Tensor, peaks: Floats) -> dict[int, str]:
         banned = np.isneginf(peaks[index]) and bool(logits[index].isfinite().any())
         failed[index] = ALL_FORBIDDEN if banned else NON_FINITE
     return failed
-
-
-def _score(logits: torch.Tensor, tokens: Indices, rows: Sequence[SampleRow]) -> list[TokenLogprobs]:
-    return token_logprobs(logits, tokens, [row.params.logprobs or 0 for row in rows])

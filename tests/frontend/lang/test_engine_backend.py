@@ -126,7 +126,7 @@ def test_step_that_breaks_fails_the_program_and_not_the_engine(monkeypatch: pyte
         s += "x" + gen("a")
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine.runner, "run", lambda plan: 1 / 0)
+        patch.setattr(engine.runner, "launch", lambda plan: 1 / 0)
         with pytest.raises(ProgramError, match="the step failed: ZeroDivisionError"):
             program.using(engine).run()
     with monkeypatch.context() as patch:
