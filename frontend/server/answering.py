@@ -14,9 +14,11 @@ from starlette.responses import Response
 
 from trunkline.radix.tokens import Int32Array
 from trunkline.runtime.engine.outputs import RequestOutput
+from trunkline.runtime.errors import RequestError
 from trunkline.runtime.sampling import SamplingParams
 
 from .answers import Usage, Vendor
+from .errors import ApiError, from_exception, invalid
 from .explanations import without_others
 from .generation import Generation, GenerationOptions
 from .ledger import Ledger
@@ -94,7 +96,10 @@ async def answer(
     async with AsyncExitStack() as stack:
         place = stack.enter_context(service.room.enter())
         begun = _begin(service, request, body, prepare, place, stack)
-        running = await unless_gone(request.receive, begun)
+        try:
+            running = await unless_gone(request.receive, begun)
+        except RequestError as error:
+            raise _in_its_words(body, error) from None
         if body.stream:
             events = _events(running, body.include_usage)
             return EventStream(events, stack.pop_all().aclose, record, service.settings.slow_reader_timeout)
@@ -145,6 +150,13 @@ async def _begin(
     if explanation is not None or cut is not None:
         prepared.layout.vendor = Vendor(explanation, cut)
     return _Running(generation, prepared.layout, tally, ledger, first)
+
+
+def _in_its_words(body: GenerationRequest, error: RequestError) -> ApiError:
+    """An error of the engine's, which says `constraint`, by the name of the request's own field."""
+    if error.param == "constraint" and body.constraining:
+        return invalid(f"{body.constraining[0]}: {error}", body.constraining[0], "invalid_value")
+    return from_exception(error)
 
 
 async def _events(running: _Running, include_usage: bool) -> AsyncIterator[bytes]:

@@ -47,6 +47,7 @@ def completion_router(service: Service, router: APIRouter) -> None:
                 max_tokens=1 if body.max_tokens == 0 else body.max_tokens,
                 logprobs=body.logprobs,
                 prompt_logprobs=body.logprobs if body.echo else None,
+                prompt_logprobs_start=body.prompt_logprobs_start or 0,
             )
             echoes = [await _echo(service, *pair) for pair in zip(body.prompt, prompts, strict=True)]
             layout = CompletionLayout(record_of(request).new_id("cmpl"), body, service, echoes)
@@ -113,7 +114,8 @@ class CompletionLayout:
         scores = self._scores.setdefault(choice, CompletionScores(self._tokenizer, num_top or 0))
         if first and self._body.echo:
             echo = self._echoes[choice // self._n]
-            scored = output.prompt_logprobs or (None,) * len(echo.ids)
+            known = output.prompt_logprobs or ()
+            scored = (*(None,) * (len(echo.ids) - len(known)), *known)
             parts.append((echo.text, None if num_top is None else scores.prompt(echo.ids.tolist(), scored)))
         if self._body.max_tokens != 0:
             entries = visible_logprobs(output)

@@ -16,7 +16,7 @@ from trunkline.runtime.errors import RequestError
 from trunkline.runtime.loading import ChatPrompt, Tokenizer, Transcripts
 
 from .errors import invalid
-from .schemas import Message
+from .messages import Message
 
 __all__ = ["PromptEncoder"]
 

@@ -127,8 +127,7 @@ def from_exception(error: Exception) -> ApiError:
         case HTTPException():
             return _from_http(error)
         case RequestError():
-            # The engine's name for what a request calls response_format.
-            return invalid(str(error), "response_format" if error.param == "constraint" else error.param)
+            return invalid(str(error), error.param)
         case ChatTemplateError():
             return invalid(str(error), "messages")
         case EngineDeadError():

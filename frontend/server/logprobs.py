@@ -47,7 +47,7 @@ class CompletionScores:
         self._offset = 0
 
     def prompt(self, ids: Sequence[int], entries: Sequence[TokenLogprobs | None]) -> CompletionLogprobs:
-        """The tokens of an echoed prompt; the first has no log-probability."""
+        """The tokens of an echoed prompt; those not scored, like the first, have no log-probability."""
         return self._built([(int(id), entry) for id, entry in zip(ids, entries, strict=True)])
 
     def add(self, entries: Sequence[TokenLogprobs]) -> CompletionLogprobs:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import Field, model_validator
 
 from trunkline.runtime.sampling import Constraint, SamplingParams
+from trunkline.runtime.sampling.constraint import MAX_SOURCE
 from trunkline.runtime.sampling.params import MAX_CHOICES, MAX_LOGPROBS
 
-from .fields import Content, LogitBias, Prompts, Stop, StopTokenIds
+from .fields import LogitBias, Prompts, Stop, StopTokenIds
+from .messages import Message
+from .schema_parts import RequestBody, ResponseFormat, StreamOptions, TrunklineOptions, whole
 
 __all__ = [
     "ChatRequest",
@@ -18,13 +20,12 @@ __all__ = [
     "DetokenizeRequest",
     "EmbeddingRequest",
     "GenerationRequest",
-    "Message",
-    "RequestBody",
     "TokenizeRequest",
 ]
 
 INT64_MAX = 2**63 - 1
 MAX_MESSAGES = 10_000
+MAX_TEXTS = 10_000
 SAMPLING_FIELDS = (
     *(
         "temperature",
@@ -43,73 +44,7 @@ Probability = Annotated[float, Field(ge=0, le=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Count = Annotated[int, Field(ge=1)]
 Salt = Annotated[str, Field(min_length=1, max_length=256)]
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
-
-
-class RequestBody(BaseModel):
-    """A request's body; unknown fields are kept apart, those known but not built are refused by name."""
-
-    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
-    not_built: ClassVar[dict[str, tuple[Any, ...]]] = {}
-    """Fields of OpenAI's that nothing here implements, each with the values that ask for nothing."""
-
-    @model_validator(mode="after")
-    def _refuse_what_is_not_built(self) -> RequestBody:
-        for name, harmless in self.not_built.items():
-            if self.unknown.get(name) not in (None, *harmless):
-                raise _not_built(name)
-        return self
-
-    @property
-    def unknown(self) -> dict[str, Any]:
-        """The fields that nobody knows here."""
-        return self.model_extra or {}
-
-
-class StreamOptions(_Strict):
-    """How a stream is written."""
-
-    include_usage: bool = False
-
-
-class JsonSchemaFormat(_Strict):
-    """A JSON schema; `strict` or not, it is kept to."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", protected_namespaces=())
-    name: Annotated[str, Field(max_length=256)] | None = None
-    description: str | None = None
-    json_schema: dict[str, Any] = Field(alias="schema")
-    strict: bool | None = None
-
-
-class ResponseFormat(_Strict):
-    """What the answer must look like: free text, some JSON object, or JSON that a schema accepts."""
-
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: JsonSchemaFormat | None = None
-
-    @model_validator(mode="after")
-    def _check_schema(self) -> ResponseFormat:
-        if (self.type == "json_schema") != (self.json_schema is not None):
-            raise _whole(
-                "json_schema", 'response_format.json_schema goes with "type": "json_schema", and that with it'
-            )
-        return self
-
-    def constraint(self) -> Constraint | None:
-        """The same for the sampler; None for free text. Raises RequestError for a schema that is too long."""
-        if self.type == "text":
-            return None
-        return Constraint.json_schema(True if self.json_schema is None else self.json_schema.json_schema)
-
-
-class TrunklineOptions(_Strict):
-    """What only this server tells: `cache` asks for the prompt's partition into cached and missed tokens."""
-
-    cache: bool = False
+Source = Annotated[str, Field(min_length=1, max_length=MAX_SOURCE)]
 
 
 class GenerationRequest(RequestBody):
@@ -128,6 +63,9 @@ class GenerationRequest(RequestBody):
     seed: int | None = Field(default=None, ge=-INT64_MAX - 1, le=INT64_MAX)
     stop: Stop | None = None
     response_format: ResponseFormat | None = None
+    regex: Source | None = None
+    ebnf: Source | None = None
+    choices: list[Source] | None = Field(default=None, min_length=1, max_length=MAX_TEXTS)
     top_k: int | None = Field(default=None, ge=-1)
     min_p: Probability | None = None
     repetition_penalty: float | None = Field(default=None, ge=0.01, le=2)
@@ -144,7 +82,10 @@ class GenerationRequest(RequestBody):
     @model_validator(mode="after")
     def _check_together(self) -> GenerationRequest:
         if self.stream_options is not None and not self.stream:
-            raise _whole("stream_options", 'stream_options is only allowed with "stream": true')
+            raise whole("stream_options", 'stream_options is only allowed with "stream": true')
+        exclusive = [*self.constraining, *(["ignore_eos"] if self.ignore_eos else [])]
+        if len(exclusive) > 1:
+            raise whole(exclusive[0], f"{exclusive[0]} and {exclusive[1]} exclude each other")
         return self
 
     @property
@@ -155,41 +96,28 @@ class GenerationRequest(RequestBody):
     def wants_explanation(self) -> bool:
         return self.trunkline is not None and self.trunkline.cache
 
+    @property
+    def constraining(self) -> list[str]:
+        """The fields that say what the answer must look like: one at most, once the request is checked."""
+        given = [name for name in ("regex", "ebnf", "choices") if getattr(self, name) is not None]
+        if self.response_format is not None and self.response_format.type != "text":
+            given.append("response_format")
+        return given
+
+    def constraint(self) -> Constraint | None:
+        """What the answer must look like; raises RequestError for a source that is too long."""
+        if self.regex is not None:
+            return Constraint.regex(self.regex)
+        if self.ebnf is not None:
+            return Constraint.ebnf(self.ebnf)
+        if self.choices is not None:
+            return Constraint.choices(self.choices)
+        return self.response_format.constraint() if self.response_format is not None else None
+
     def sampling(self, **more: Any) -> SamplingParams:
         """The sampling options; a field that is absent or null keeps its default."""
         given = {name: value for name in SAMPLING_FIELDS if (value := getattr(self, name)) is not None}
-        if self.response_format is not None:
-            given["constraint"] = self.response_format.constraint()
-        return SamplingParams(**given, **more)
-
-
-class Message(_Strict):
-    """One message of a conversation."""
-
-    model_config = ConfigDict(strict=True, extra="ignore")
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Content
-    name: Annotated[str, Field(max_length=256)] | None = None
-    tool_call_id: Annotated[str, Field(max_length=256)] | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_tool_calls(cls, value: Any) -> Any:
-        if isinstance(value, dict):
-            for name in ("tool_calls", "function_call", "refusal", "audio"):
-                if value.get(name):
-                    raise _not_built(f".{name}", name)
-        return value
-
-    def for_template(self) -> dict[str, str]:
-        """The message as chat templates know it."""
-        role = "system" if self.role == "developer" else self.role
-        more = {"name": self.name, "tool_call_id": self.tool_call_id}
-        return {
-            "role": role,
-            "content": self.content,
-            **{key: text for key, text in more.items() if text is not None},
-        }
+        return SamplingParams(**given, constraint=self.constraint(), **more)
 
 
 _NO_TOOLS: dict[str, tuple[Any, ...]] = {
@@ -222,10 +150,10 @@ class ChatRequest(GenerationRequest):
     @model_validator(mode="after")
     def _check_chat(self) -> ChatRequest:
         if self.top_logprobs is not None and not self.logprobs:
-            raise _whole("top_logprobs", 'top_logprobs is only allowed with "logprobs": true')
+            raise whole("top_logprobs", 'top_logprobs is only allowed with "logprobs": true')
         both = {self.max_tokens, self.max_completion_tokens} - {None}
         if len(both) > 1:
-            raise _whole("max_tokens", "max_tokens and max_completion_tokens differ; give only one of them")
+            raise whole("max_tokens", "max_tokens and max_completion_tokens differ; give only one of them")
         return self
 
     @property
@@ -243,17 +171,22 @@ class CompletionRequest(GenerationRequest):
     best_of: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
     echo: bool = False
     logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
+    prompt_logprobs_start: int | None = Field(default=None, ge=0)
     add_special_tokens: bool = True
     allow_special_tokens: bool = False
 
     @model_validator(mode="after")
     def _check_completion(self) -> CompletionRequest:
         if self.max_tokens == 0 and not self.echo:
-            raise _whole("max_tokens", "max_tokens: must be at least 1 where the prompt is not echoed, not 0")
+            raise whole("max_tokens", "max_tokens: must be at least 1 where the prompt is not echoed, not 0")
+        if self.prompt_logprobs_start is not None and not (self.echo and self.logprobs is not None):
+            raise whole(
+                "prompt_logprobs_start", "prompt_logprobs_start is only allowed with echo and logprobs"
+            )
         if self.best_of is not None and self.best_of != (self.n or 1):
-            raise _whole("best_of", f"best_of is only supported where it equals n, {self.n or 1}")
+            raise whole("best_of", f"best_of is only supported where it equals n, {self.n or 1}")
         if len(self.prompt) * (self.n or 1) > MAX_CHOICES:
-            raise _whole(
+            raise whole(
                 "n", f"{len(self.prompt)} prompts with n {self.n} are more than {MAX_CHOICES} choices"
             )
         return self
@@ -278,13 +211,13 @@ class TokenizeRequest(RequestBody):
     @model_validator(mode="after")
     def _check_one(self) -> TokenizeRequest:
         if (self.prompt is None) == (self.messages is None):
-            raise _whole("prompt", "give either prompt or messages")
+            raise whole("prompt", "give either prompt or messages")
         if (
             self.continue_final_message
             and self.add_generation_prompt
             and "add_generation_prompt" in self.model_fields_set
         ):
-            raise _whole(
+            raise whole(
                 "continue_final_message",
                 "continue_final_message and add_generation_prompt exclude each other",
             )
@@ -297,15 +230,3 @@ class DetokenizeRequest(RequestBody):
     model: str | None = None
     tokens: list[Annotated[int, Field(ge=0)]]
     skip_special_tokens: bool = False
-
-
-def _whole(name: str, message: str) -> PydanticCustomError:
-    """An error about how fields go together; its message says it all."""
-    return PydanticCustomError("whole_request", "{message}", {"at": name, "message": message})
-
-
-def _not_built(at: str, what: str | None = None) -> PydanticCustomError:
-    """An error about a field that OpenAI knows and nothing here implements."""
-    return PydanticCustomError(
-        "not_supported", "{message}", {"at": at, "message": f"{what or at} is not supported"}
-    )

@@ -27,7 +27,8 @@ from .generation import Generation
 from .ledger import LedgerBook
 from .limits import WaitingRoom
 from .metrics import Metrics
-from .schemas import GenerationRequest, RequestBody
+from .schema_parts import RequestBody
+from .schemas import GenerationRequest
 from .settings import ServerSettings
 
 __all__ = ["Service"]

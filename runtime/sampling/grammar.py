@@ -102,10 +102,10 @@ class Grammars:
         return {request.id: self._mask(self._state(request).matcher) for request in waiting}
 
     def _mask(self, matcher: LLMatcher) -> Mask:
-        """No token may come where the grammar gave up."""
+        """No token may come where the grammar gave up, before or now."""
+        bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
         if matcher.is_error():
             return np.full(self._vocab_size, -np.inf, dtype=np.float32)
-        bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
         return _BIASES[np.unpackbits(bits, bitorder="little")[: self._vocab_size]]
 
     def _state(self, request: Waiting) -> _State:
@@ -141,6 +141,10 @@ class Grammars:
                 reason = " ".join(found.get_error().split())[:300]
                 raise RequestError(
                     f"{constraint.kind} is not a grammar that is supported: {reason}", "constraint"
+                )
+            if np.isneginf(self._mask(found.deep_copy())).all():
+                raise RequestError(
+                    f"{constraint.kind} allows no text, or is too large to be a grammar", "constraint"
                 )
             self._compiled[constraint] = found
             if len(self._compiled) > MAX_COMPILED:
