@@ -1,4 +1,4 @@
-"""The five workloads of the benchmark client, made of seeded words.
+"""The workloads of the benchmark client, made of seeded words.
 
 The same name and seed always give the same text, and another seed shares no prefix with it: a run with a new seed on a
 warm server starts with a cold prefix cache. Nearly every word is one token in the usual vocabularies.
@@ -89,12 +89,18 @@ def interference(rng: random.Random) -> Workload:
     return Workload(9, [*streams, [Turn(words(rng, 6000), 16, delay=2.0, role="long")]])
 
 
+def single(rng: random.Random) -> Workload:
+    """S: one stream, about 64 tokens in and 256 out."""
+    return Workload(1, [[Turn(words(rng, 64), 256)]])
+
+
 WORKLOADS: dict[str, Callable[[random.Random], Workload]] = {
     "W1": few_shot,
     "W2": chat,
     "W3": unshared,
     "W4": tree,
     "W5": interference,
+    "S": single,
 }
 
 
