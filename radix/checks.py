@@ -98,8 +98,7 @@ def _check_leaves(tree: RadixTree, leaves: dict[int, Node]) -> None:
     _require(leaf_of == kept, f"last pages of leaves are {leaf_of}, kept are {kept}")
     evictable = []
     for leaf in leaves.values():
-        start = leaf.start + (leaf.num_pages - 1) * tree.page_size
-        entry = (tree.policy.rank(tree.usage, leaf.last_page, start), leaf.id)
+        entry = (tree.rank(leaf), leaf.id)
         alone = tree.pool.counts[leaf.last_page] == 1
         _require(
             leaf.entry == (entry if alone else None), f"leaf {leaf.id} has entry {leaf.entry}, not {entry}"

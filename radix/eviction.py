@@ -15,8 +15,9 @@ class PageUsage:
     """What the policies know, one entry for each page of the pool (arrays of num_pages + 1).
 
     `last_access` and `created` are logical ticks, `hits` counts the requests that reused the page, `priority`
-    is the highest of its requests, `age` is the policy's own clock at the last access. It is kept by page and
-    not by node, so a request that reuses the front of a node leaves the rank of the node's end as it was.
+    is the highest of its requests, `age` is the policy's own clock at the last access, `retired` pages go
+    before all others until somebody uses them again. It is kept by page and not by node, so a request that
+    reuses the front of a node leaves the rank of the node's end as it was.
     """
 
     def __init__(self, num_pages: int) -> None:
@@ -26,6 +27,7 @@ class PageUsage:
         self.hits: Int32Array = np.zeros(num_pages + 1, dtype=np.int32)
         self.priority: Int32Array = np.zeros(num_pages + 1, dtype=np.int32)
         self.age = np.zeros(num_pages + 1, dtype=np.float64)
+        self.retired = np.zeros(num_pages + 1, dtype=np.bool_)
 
     def store(self, pages: Int32Array, tick: int, priority: int, age: float, replaced: int | None) -> None:
         """New pages enter the tree; the first keeps the past of a less full page that it replaces."""
@@ -38,6 +40,7 @@ class PageUsage:
         self.hits[index] = 0
         self.priority[index] = priority
         self.age[index] = age
+        self.retired[index] = False
         if past is not None:
             first = pages[0]
             self.created[first], self.hits[first] = past[:2]
@@ -53,6 +56,7 @@ class PageUsage:
         self.last_access[index] = tick
         self.age[index] = age
         self.priority[index] = np.maximum(self.priority[index], priority)
+        self.retired[index] = False
 
     def num_alike_at_end(self, pages: Int32Array) -> int:
         """How many pages at the end of `pages` have the very same usage as the last one (at least 1)."""
@@ -61,6 +65,7 @@ class PageUsage:
         alike &= self.hits[pages] == self.hits[last]
         alike &= self.created[pages] == self.created[last]
         alike &= self.priority[pages] == self.priority[last]
+        alike &= self.retired[pages] == self.retired[last]
         return len(pages) if alike.all() else int(alike[::-1].argmin())
 
 

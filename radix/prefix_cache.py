@@ -208,6 +208,30 @@ class PrefixCache:
             self.unpin(pin)
         return len(expired)
 
+    def retire(
+        self,
+        tokens: Int32Array,
+        namespace: Namespace = DEFAULT_NAMESPACE,
+        *,
+        start: int = 0,
+        since: int = 0,
+    ) -> int:
+        """Nobody is expected to come back to `tokens[start:]`: the pages with any of it are evicted before all others.
+
+        Not those that a request or a pin holds, or that were stored up to tick `since`; one that is used again is
+        like any other from then on. Returns how many there were. O(tokens + leaves * log candidates).
+        """
+        validate_tokens(tokens)
+        validate_namespace(namespace)
+        match = self._match(namespace, tokens, len(tokens))
+        pages = match.pages
+        if match.partial_page is not None and self.tree.ends_at(match.partial_page, match.num_tokens):
+            pages = np.append(pages, np.int32(match.partial_page))
+        pages = pages[start // self.page_size :] if start < match.num_tokens else NO_PAGES
+        pages = pages[(self.pool.counts[pages] == 1) & (self.tree.usage.created[pages] > since)]
+        self.tree.retire(pages)
+        return len(pages)
+
     def flush(self, namespace: Namespace | None = None) -> int:
         """Drop all that no request and no pin holds, in one namespace or in all; returns the pages freed.
 

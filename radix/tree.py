@@ -1,12 +1,13 @@
 """The radix tree: sequences of tokens and the pages their keys and values lie in."""
 
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 import numpy as np
 
 from .candidates import Candidates
-from .eviction import EvictionPolicy, PageUsage
+from .eviction import EvictionPolicy, PageUsage, Rank
 from .hashing import Namespace, chain_hashes
 from .lease import Lease
 from .node import NO_HASHES, Node, Space
@@ -207,6 +208,23 @@ class RadixTree:
         for leaf_id in self._leaf_ids(pages):
             self._list(self.leaves[leaf_id])
 
+    def retire(self, pages: Int32Array) -> None:
+        """These pages, which only the tree has, go before all others, until somebody uses them again."""
+        self.pages_retained(pages)
+        self.usage.retired[pages] = True
+        self.pages_left(pages)
+
+    def ends_at(self, page: int, depth: int) -> bool:
+        """Whether a leaf with tokens up to `depth` ends in this page."""
+        leaf = self.leaves.get(int(self.leaf_of[page]))
+        return leaf is not None and leaf.end == depth
+
+    def rank(self, leaf: Node) -> Rank:
+        """By what a leaf goes before others: its last page's retirement, then what the policy says."""
+        start = leaf.start + (leaf.num_pages - 1) * self.page_size
+        rank = self.policy.rank(self.usage, leaf.last_page, start)
+        return (-inf, *rank) if self.usage.retired[leaf.last_page] else rank
+
     def keep_hashes(self) -> None:
         """From now on every node has the chain hashes of its pages; those that are there get them. O(tree)."""
         if self.keeps_hashes:
@@ -285,8 +303,7 @@ class RadixTree:
             self._list(leaf)
 
     def _list(self, leaf: Node) -> None:
-        start = leaf.start + (leaf.num_pages - 1) * self.page_size
-        self.candidates.add(leaf, self.policy.rank(self.usage, leaf.last_page, start))
+        self.candidates.add(leaf, self.rank(leaf))
 
     def _leaf_ids(self, pages: Int32Array) -> list[int]:
         ids = self.leaf_of[pages]

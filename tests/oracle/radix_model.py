@@ -15,6 +15,7 @@ class Entry:
     hits: int = 0
     priority: int = 0
     age: float = 0.0
+    retired: bool = False
 
 
 class PlainCache:
@@ -69,6 +70,14 @@ class PlainCache:
         """The whole pages stored along a sequence."""
         ends = range(self.page_size, len(tokens) + 1, self.page_size)
         return [(namespace, tokens[:end]) for end in ends if (namespace, tokens[:end]) in self.entries]
+
+    def all_along(self, namespace: tuple[str, str], tokens: tuple[int, ...]) -> list[Key]:
+        """Every page stored along a sequence, one that ends inside a page too."""
+        return [
+            (space, sequence)
+            for space, sequence in self.entries
+            if space == namespace and tokens[: len(sequence)] == sequence
+        ]
 
     def leaves(self) -> list[Key]:
         """Pages behind which nothing is stored."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 import pytest
@@ -150,7 +151,8 @@ class Driver:
 
     def rank(self, key: Key) -> tuple[float, ...]:
         start = (len(key[1]) - 1) // self.size * self.size
-        return RANKS[self.policy](self.model.entries[key], start, self.cache.pool.num_pages)
+        rank = RANKS[self.policy](self.model.entries[key], start, self.cache.pool.num_pages)
+        return (-inf, *rank) if self.model.entries[key].retired else rank
 
     def pin(self, tokens: Tokens, namespace: Namespace) -> None:
         """Pin what is cached of these tokens, if that is anything and there is room."""
@@ -171,6 +173,20 @@ class Driver:
         pin, pages = self.pins.pop(index)
         self.touch(pages, 0, self.cache.tick + 1)
         self.cache.unpin(pin)
+        self.compare()
+
+    def retire(self, tokens: Tokens, namespace: Namespace, start: int, since: int) -> None:
+        """What nobody holds of the pages that end behind `start` goes first, unless it was stored by `since`."""
+        retired = [
+            entry
+            for key in self.model.all_along(namespace, tokens)
+            if len(key[1]) > start
+            and (entry := self.model.entries[key]).created > since
+            and entry.page not in self.held_pages()
+        ]
+        for entry in retired:
+            entry.retired = True
+        assert self.cache.retire(array(tokens), namespace, start=start, since=since) == len(retired)
         self.compare()
 
     def flush(self, namespace: Namespace | None) -> None:
@@ -203,6 +219,7 @@ class Driver:
             if entry.page in pages:
                 entry.last_access = tick
                 entry.age = self.age
+                entry.retired = False
                 entry.priority = max(entry.priority, priority)
 
     def contents(self) -> set[Key]:

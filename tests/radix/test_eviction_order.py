@@ -161,3 +161,30 @@ def test_running_requests_are_no_candidates_until_they_end() -> None:
     cache.release(lease)
     evict(cache, 1)
     assert cached(cache, PROMPTS["a"]) == 0
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_what_was_retired_goes_first_until_it_is_used_again(policy: str) -> None:
+    cache = filled(policy, "ed")
+    for name in "de":
+        assert cache.retire(PROMPTS[name]) == 1
+    serve(cache, np.append(PROMPTS["e"], np.int32(7)))
+    assert order(cache, NAMES)[0] == "d"
+    cache = filled(policy, "ed")
+    cache.retire(PROMPTS["e"])
+    assert order(cache, NAMES)[0] == "e"
+
+
+def test_retiring_leaves_what_stands_before_what_is_held_and_what_is_older() -> None:
+    cache = make_cache(page_size=2, num_pages=16)
+    serve(cache, count_up(0, 4))
+    begun = cache.tick
+    serve(cache, count_up(0, 9))
+    held = begin(cache, count_up(0, 7))
+    assert cache.retire(count_up(0, 9), start=0, since=begun) == 2  # 6 and 7, and 8 alone
+    assert cache.retire(count_up(50, 60)) == 0
+    cache.release(held)
+    assert cache.retire(count_up(0, 10), start=6, since=begun) == 2
+    assert cache.retire(count_up(0, 10), start=5, since=begun) == 3
+    assert cache.retire(count_up(0, 10), start=9) == 0
+    assert cache.retire(count_up(0, 10)) == 5

@@ -49,6 +49,17 @@ class CacheMachine(RuleBasedStateMachine):
     def unpin(self, index: int) -> None:
         self.driver.unpin(index % len(self.driver.pins))
 
+    @rule(tokens=PROMPTS, namespace=NAMESPACES, start=st.integers(0, 20), ago=st.integers(0, 40))
+    def retire(self, tokens: tuple[int, ...], namespace: tuple[str, str], start: int, ago: int) -> None:
+        self.driver.retire(tokens, namespace, start, self.driver.cache.tick - ago)
+
+    @precondition(lambda self: self.driver.running)
+    @rule(index=INDEX, start=st.integers(0, 20))
+    def finish_and_retire(self, index: int, start: int) -> None:
+        request = self.driver.running[index % len(self.driver.running)]
+        self.driver.finish(request)
+        self.driver.retire(request.tokens, request.lease.namespace, start, 0)
+
     @rule(namespace=st.none() | NAMESPACES)
     def flush(self, namespace: tuple[str, str] | None) -> None:
         self.driver.flush(namespace)
