@@ -83,6 +83,9 @@ class Backend(Protocol):
     async def score(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> Scores:
         """The log-probabilities of each choice's own tokens behind the prompt, and behind none where asked."""
 
+    def ended(self, run: int, *, more: bool) -> None:
+        """A run (`Prompt.run`) asks for nothing any more; `more`: others of its batch do."""
+
 
 _default: ContextVar[Backend | None] = ContextVar("trunkline_backend", default=None)
 _process_default: list[Backend] = []

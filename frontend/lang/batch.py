@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar, overload
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from .backends import Backend
 from .report import BatchStats
 from .running import Run
 from .state import State
@@ -60,6 +61,7 @@ def as_call(item: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 async def run_all(
+    backend: Backend,
     start: Callable[[int, Result[T]], Any],
     results: Sequence[Result[T]],
     runs: Sequence[Run],
@@ -72,13 +74,18 @@ async def run_all(
     All programs reach their first call of the model before any of those calls is served: so a backend sees the
     prompts of the whole batch. A cancellation cancels every run.
     """
+    num_left = len(results)
     with _bar(len(results), hidden=not progress) as advance:
 
         async def one(number: int, result: Result[T]) -> None:
+            nonlocal num_left
             try:
                 await start(number, result)
             except Exception as error:
                 result.error = error
+            finally:
+                num_left -= 1
+                backend.ended(runs[number].number, more=num_left > 0)
             if finished is not None:
                 finished(number, result)
             advance()

@@ -20,7 +20,7 @@ async def generate(run: Run, content: Content, call: Gen) -> tuple[Any, Meta]:
     options = merged_options(run.options, call.options)
     listener = run.on_text
     answered = await run.backend.generate(
-        content.prompt(),
+        content.prompt(run.number),
         options,
         None if listener is None else lambda text: listener(call.name, text),
     )
@@ -35,7 +35,7 @@ async def choose(run: Run, content: Content, call: Select) -> tuple[str, Meta]:
     """Lets the model choose and appends the choice; equal choices are scored once."""
     distinct = list(dict.fromkeys(call.choices))
     scored = await run.backend.score(
-        content.prompt(), distinct, unconditional=call.method == "unconditional_normalized"
+        content.prompt(run.number), distinct, unconditional=call.method == "unconditional_normalized"
     )
     run.served += scored.served
     decision = decide(call.method, scored.choices)

@@ -75,7 +75,7 @@ def run(
 
 
 async def _run_rows(
-    program: Program[..., Any], rows: list[dict[str, Any]], left: list[int], output: Path
+    program: Program[..., Any, Any], rows: list[dict[str, Any]], left: list[int], output: Path
 ) -> None:
     """Runs the rows that are left and appends each result as it comes."""
     with output.open("a", encoding="utf-8") as file:
@@ -102,7 +102,7 @@ def _record(index: int, row: dict[str, Any], result: Result[Any]) -> dict[str, A
     }
 
 
-def _load(program: str) -> Program[..., Any]:
+def _load(program: str) -> Program[..., Any, Any]:
     """The program that a file defines; raises ConfigError where that is none, or several and none was named."""
     from .function import Program
 

@@ -26,13 +26,15 @@ Message = dict[str, str]
 class Prompt:
     """What a backend is to continue: plain pieces, or a conversation whose last answer may have begun.
 
-    `follows` is true once the model has written something in this state: its pages are warm.
+    `follows` is true once the model has written something in this state: its pages are warm. `run` is the number of
+    the run that asks.
     """
 
     pieces: tuple[Piece, ...] = ()
     messages: tuple[Message, ...] | None = None
     begun: str = ""
     follows: bool = False
+    run: int = 0
 
     @property
     def text(self) -> str:
@@ -85,16 +87,17 @@ class Content:
         self.role = None
         self.draft = []
 
-    def prompt(self) -> Prompt:
+    def prompt(self, run: int) -> Prompt:
         """What the model is to continue here; raises LangError where in a conversation it isn't the model's turn."""
         if not self.is_chat:
-            return Prompt(tuple(self.pieces), follows=self.follows)
+            return Prompt(tuple(self.pieces), follows=self.follows, run=run)
         if self.role != "assistant":
             where = f"inside {self.role}" if self.role else "outside of a role"
             raise LangError(
                 f"the model was asked to write {where}; in a conversation it writes inside assistant(...)"
             )
-        return Prompt(messages=tuple(self.messages), begun=joined(self.draft), follows=self.follows)
+        begun = joined(self.draft)
+        return Prompt(messages=tuple(self.messages), begun=begun, follows=self.follows, run=run)
 
     def text(self) -> str:
         """Everything said so far, without the marks of a chat template."""

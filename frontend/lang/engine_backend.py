@@ -15,6 +15,7 @@ from trunkline.runtime.sampling import Constraint, SamplingParams
 
 from .backends import Answer, Answers, Scores, Served
 from .content import Generated, Prompt
+from .early_release import Needs
 from .errors import BackendError, LangError
 from .ordering import PrefixQueue
 from .parts import CONSTRAINTS, DEFAULT_MAX_TOKENS, Options
@@ -31,7 +32,8 @@ class EngineBackend:
     """A backend that owns the steps of an `Engine` while programs run on it; nobody else may step it then.
 
     Requests wait here, in the order of a walk through the tree of their prompts, and enter the engine as it has
-    room: a prefix is computed once and stays until the last request that begins with it has entered.
+    room: a prefix is computed once and stays until the last request that begins with it has entered. When a program of a
+    batch ends, what no other one shares is the first to be evicted.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -42,12 +44,15 @@ class EngineBackend:
         self._pump: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._users = 0
+        self._needs = Needs(engine.cache)
 
     async def __aenter__(self) -> Self:
         loop = asyncio.get_running_loop()
         if self._users and self._loop is not loop:
             raise LangError("the engine is in use by programs of another event loop or thread")
         self._loop = loop
+        if not self._users:
+            self._needs.begin()
         self._users += 1
         return self
 
@@ -63,7 +68,7 @@ class EngineBackend:
         tokens = self.encode(prompt)
         params = self._params(options, len(tokens))
         ticket = Ticket(tokens, params, self._promise(), on_text, prompt.follows)
-        await self._serve([ticket])
+        await self._serve(prompt.run, [ticket])
         answers = tuple(self._answer(choice) for choice in ticket.choices)
         reusable = len(tokens) - 1
         return Answers(answers, tuple(_served(ticket, choice, reusable) for choice in ticket.choices))
@@ -76,7 +81,7 @@ class EngineBackend:
         if unconditional:
             nothing = self._nothing()
             tickets += [self._scoring(nothing, option, prompt.follows) for option in options]
-        await self._serve(tickets)
+        await self._serve(prompt.run, tickets)
         values = [_values(ticket) for ticket in tickets]
         bare: Sequence[tuple[float, ...] | None] = values[len(options) :] or [None] * len(options)
         return Scores(
@@ -90,6 +95,10 @@ class EngineBackend:
                 for choice in ticket.choices
             ),
         )
+
+    def ended(self, run: int, *, more: bool) -> None:
+        """See `Backend.ended`: what only this run needed is evicted first, while others of its batch run."""
+        self._needs.end(run, retire=more)
 
     def encode(self, prompt: Prompt) -> Int32Array:
         """The token ids [tokens] int32 of a prompt.
@@ -134,8 +143,9 @@ class EngineBackend:
     def _promise(self) -> asyncio.Future[None]:
         return asyncio.get_running_loop().create_future()
 
-    async def _serve(self, tickets: Sequence[Ticket]) -> None:
+    async def _serve(self, run: int, tickets: Sequence[Ticket]) -> None:
         """Queues the tickets and waits for all; leaving early, by an error or a cancellation, aborts them."""
+        self._needs.add(run, tickets)
         for ticket in tickets:
             self._queue.add(ticket)
         if self._pump is None:

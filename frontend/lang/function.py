@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from functools import update_wrapper
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 from .backends import Backend, resolve
 from .batch import Batch, Result, as_call, run_all
@@ -21,26 +21,31 @@ if TYPE_CHECKING:
 __all__ = ["Program", "function"]
 
 P = ParamSpec("P")
+R = TypeVar("R")
 T = TypeVar("T")
-Body = Callable[Concatenate[State, P], T]
+Body = Callable[Concatenate[State, P], R]
+AsyncBody = Body[P, Coroutine[Any, Any, T]]
 
 
-class Program(Generic[P, T]):
-    """A function whose first argument is a state; made by `function`."""
+class Program(Generic[P, R, T]):
+    """A function whose first argument is a state; made by `function`.
+
+    R is what the function returns where it is called, T the value of a run: what a coroutine function gives in the end.
+    """
 
     def __init__(
-        self, body: Body[P, T], options: Options | None = None, backend: Backend | Engine | None = None
+        self, body: Body[P, R], options: Options | None = None, backend: Backend | Engine | None = None
     ) -> None:
         self._body = body
         self._options = checked_options(options or {})
         self._backend = backend
         update_wrapper(self, body)
 
-    def __call__(self, state: State, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Calls the function on a state: one program inside another."""
+    def __call__(self, state: State, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Calls the function on a state: one program inside another, to be awaited if it is `async`."""
         return self._body(state, *args, **kwargs)
 
-    def using(self, backend: Backend | Engine | None = None, **options: Unpack[Options]) -> Program[P, T]:
+    def using(self, backend: Backend | Engine | None = None, **options: Unpack[Options]) -> Program[P, R, T]:
         """The same program with another backend, or with options for each `gen` that doesn't give its own."""
         return Program(
             self._body,
@@ -89,7 +94,7 @@ class Program(Generic[P, T]):
                 args, kwargs = calls[number]
                 await self._drive(result, runs[number], args, kwargs)
 
-            return await run_all(start, results, runs, progress=progress, finished=finished)
+            return await run_all(entered, start, results, runs, progress=progress, finished=finished)
 
     def run_stream(self, *args: P.args, **kwargs: P.kwargs) -> Stream[T]:
         """Runs the program and hands out what the model says as it says it; `result` of the stream is its state."""
@@ -105,21 +110,36 @@ class Program(Generic[P, T]):
         async with resolve(self._backend) as entered:
             run = Run(entered, self._options, on_text)
             result: Result[T] = Result(run)
-            await self._drive(result, run, args, kwargs)
+            try:
+                await self._drive(result, run, args, kwargs)
+            finally:
+                entered.ended(run.number, more=False)
             return result
 
     async def _drive(self, result: Result[T], run: Run, args: Any, kwargs: Any) -> None:
         result.value = await run.drive(lambda: self._body(result, *args, **kwargs))
 
 
+class _Maker(Protocol):
+    """Makes programs of functions, `async` or not."""
+
+    @overload
+    def __call__(self, body: AsyncBody[P, T], /) -> Program[P, Coroutine[Any, Any, T], T]: ...
+    @overload
+    def __call__(self, body: Body[P, T], /) -> Program[P, T, T]: ...
+
+
 @overload
-def function(body: Body[P, T], /) -> Program[P, T]: ...
+def function(body: AsyncBody[P, T], /) -> Program[P, Coroutine[Any, Any, T], T]: ...
 @overload
-def function(**options: Unpack[Options]) -> Callable[[Body[P, T]], Program[P, T]]: ...
-def function(
-    body: Body[P, T] | None = None, /, **options: Unpack[Options]
-) -> Program[P, T] | Callable[[Body[P, T]], Program[P, T]]:
-    """Makes a program of a function whose first argument is its state; `options` are for each `gen` in it."""
+def function(body: Body[P, T], /) -> Program[P, T, T]: ...
+@overload
+def function(**options: Unpack[Options]) -> _Maker: ...
+def function(body: Any = None, /, **options: Unpack[Options]) -> Any:
+    """Makes a program of a function, `async` or not, whose first argument is its state.
+
+    `options` are for each `gen` in it.
+    """
     if body is not None:
         return Program(body, options)
     return lambda body: Program(body, options)

@@ -109,6 +109,9 @@ class OpenAIBackend:
             "select is not supported by OpenAI-compatible endpoints; a Trunkline server has it"
         )
 
+    def ended(self, run: int, *, more: bool) -> None:
+        """A server keeps what it likes."""
+
     @property
     def connection(self) -> Connection:
         """The connection of the running event loop."""

@@ -2,14 +2,17 @@
 
 The function runs on a greenlet; where it needs what the model has not said yet, it hands the awaitable to the
 run's task and is resumed with the outcome (the bridge of SQLAlchemy's asyncio extension). There are no threads.
+A function that is `async` runs there too, and what it awaits takes the same way: so it may do both.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
+import inspect
+import itertools
 import sys
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["Run", "caller", "in_program", "wait"]
 
 T = TypeVar("T")
+_numbers = itertools.count(1)
 _HERE = str(Path(__file__).resolve().parent)
 
 
@@ -45,7 +49,8 @@ def wait(awaitable: Awaitable[T]) -> T:
     current = getcurrent()
     if not isinstance(current, _Program):
         raise LangError(
-            "the program that this state belongs to still runs; its results can be read when it is done"
+            "the program that this state belongs to still runs: its results can be read when it is done, or in another"
+            " task of it after `await state.done()`"
         )
     assert current.parent is not None
     return cast(T, current.parent.switch(awaitable))
@@ -68,6 +73,7 @@ class Run:
         self.backend = backend
         self.options = options
         self.on_text = on_text
+        self.number = next(_numbers)
         self.states: list[State] = []
         self.served: list[Served] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -79,8 +85,8 @@ class Run:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def drive(self, body: Callable[[], T]) -> T:
-        """Runs the function and then whatever its states have left to do, forks that nobody joined included.
+    async def drive(self, body: Callable[[], Any]) -> Any:
+        """Runs the function, `async` or not, and then whatever its states have left to do, also forks nobody joined.
 
         Raises what the function raises, or the first failure of a state that nobody has seen. Whatever ends it
         early ends every request of the run.
@@ -104,8 +110,35 @@ class Run:
             state.raise_unseen()
 
 
-async def _drive(body: Callable[[], T]) -> T:
-    program = _Program(body)
+class _Yielded:
+    """What a coroutine yielded to its task, to be yielded by another coroutine of that task."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        return (yield self.value)
+
+
+def _run(body: Callable[[], Any]) -> Any:
+    """Calls the function, in its greenlet, and where that gave a coroutine runs it to its end."""
+    value = body()
+    if not inspect.iscoroutine(value):
+        return value
+    resume, outcome = value.send, None
+    while True:
+        try:
+            yielded = resume(outcome)
+        except StopIteration as end:
+            return end.value
+        try:
+            resume, outcome = value.send, wait(_Yielded(yielded))
+        except BaseException as error:
+            resume, outcome = value.throw, error
+
+
+async def _drive(body: Callable[[], Any]) -> Any:
+    program = _Program(lambda: _run(body))
     program.gr_context = contextvars.copy_context()
     awaitable = program.switch()
     while not program.dead:
@@ -115,4 +148,4 @@ async def _drive(body: Callable[[], T]) -> T:
             awaitable = program.throw(error)
         else:
             awaitable = program.switch(value)
-    return cast(T, awaitable)
+    return awaitable

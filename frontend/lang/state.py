@@ -139,7 +139,10 @@ class State:
         self._content.extend(branch._content, since=branch._parent.content)
 
     async def done(self) -> None:
-        """Waits until nothing is left to do."""
+        """Waits until nothing is left to do: then another task than the program's own can read, too.
+
+        Raises nothing of what happened; reading does.
+        """
         while self._task is not None:
             await self._task
 
@@ -202,6 +205,10 @@ class State:
                         self._note(step)
         except ProgramError as error:  # of the state that this one is a fork of
             self._fail(error)
+        except asyncio.CancelledError:
+            self._fail(ProgramError(_described(step), position, LangError("it was cancelled")))
+            self._seen = True  # by whoever cancelled
+            raise
         except Exception as error:
             self._fail(ProgramError(_described(step), position, error))
         finally:

@@ -11,6 +11,7 @@ from trunkline.runtime.sampling import SamplingParams, TokenLogprobs
 
 from .errors import BackendError
 from .ordering import Key, prefix_key
+from .prefixes import sequence_key
 
 __all__ = ["Ticket"]
 
@@ -36,7 +37,8 @@ class Ticket:
         self.id: str | None = None
         self.choices = [Choice() for _ in range(params.n)]
         self.scored: tuple[TokenLogprobs | None, ...] | None = None
-        self.key: Key = prefix_key(tokens.astype(">i4").tobytes())
+        self.prompt_key = sequence_key(tokens)
+        self.key: Key = prefix_key(self.prompt_key)
         self._on_text = on_text
 
     def add(self, output: RequestOutput) -> None:

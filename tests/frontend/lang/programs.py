@@ -33,6 +33,7 @@ class ToyBackend:
         self.prompts: list[Any] = []
         self.cancelled: list[str] = []
         self.num_open = 0
+        self.ended_runs: list[tuple[int, bool]] = []
         self._broken = broken
         self._stuck = stuck
         self._logprobs = logprobs or {}
@@ -44,6 +45,9 @@ class ToyBackend:
 
     async def __aexit__(self, *_: object) -> None:
         self.num_open -= 1
+
+    def ended(self, run: int, *, more: bool) -> None:
+        self.ended_runs.append((run, more))
 
     async def generate(
         self, prompt: Prompt, options: Any, on_text: Callable[[str], None] | None = None
