@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from types import TracebackType
@@ -37,7 +38,7 @@ class OpenAIBackend:
     """An OpenAI-compatible endpoint: plain text goes to its completions, conversations to its chat completions.
 
     What the protocol doesn't have is refused by name, with UnsupportedError: `select`, an answer that is begun
-    for the model, and options of `gen` outside of OpenAI's.
+    for the model, and options of `gen` outside of OpenAI's. `json_schema` is asked for in conversations, strictly.
 
     Args:
         base_url: where the protocol begins, usually ending in /v1.
@@ -49,7 +50,8 @@ class OpenAIBackend:
     """
 
     kind = "OpenAI-compatible endpoints"
-    extra_options: frozenset[str] = frozenset({"logprobs"})
+    extra_options: frozenset[str] = frozenset({"logprobs", "json_schema"})
+    chat_options: frozenset[str] = frozenset({"json_schema"})
 
     def __init__(
         self,
@@ -127,11 +129,15 @@ class OpenAIBackend:
         for name in options:
             if name not in PLAIN and name not in self.extra_options:
                 raise UnsupportedError(f"gen option {name} is not supported by {self.kind}")
+            if name in self.chat_options and prompt.messages is None:
+                raise UnsupportedError(f"gen option {name} is not supported by {self.kind} for plain text")
         fields: dict[str, Any] = {name: value for name, value in options.items() if name in PLAIN}
         fields.setdefault("max_tokens", DEFAULT_MAX_TOKENS)
         if isinstance(fields.get("stop"), tuple):
             fields["stop"] = list(fields["stop"])
         extra = {name: value for name, value in options.items() if name not in PLAIN and name != "logprobs"}
+        if "json_schema" in extra:
+            extra["response_format"] = _response_format(extra.pop("json_schema"))
         logprobs = options.get("logprobs")
         if prompt.messages is None:
             fields["prompt"] = prompt.text
@@ -187,6 +193,14 @@ class OpenAIBackend:
             timeout=self._timeout,
             max_retries=self._max_retries,
         )
+
+
+def _response_format(schema: Any) -> dict[str, Any]:
+    """Asks for JSON by a schema as `gen` takes it; raises RequestError for what is none."""
+    from trunkline.runtime.sampling import Constraint
+
+    checked = json.loads(Constraint.json_schema(schema).source)
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": checked, "strict": True}}
 
 
 def _whole(answered: Any) -> Answers:

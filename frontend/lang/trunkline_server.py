@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from .backends import Scores, Served
 from .content import Prompt
 from .errors import UnsupportedError
-from .parts import CONSTRAINTS, Options
+from .parts import Options
 from .remote import PLAIN, OpenAIBackend
 from .scoring import ChoiceLogprobs
 
@@ -21,7 +21,7 @@ CHOICES_AT_ONCE = 32
 
 
 class TrunklineServer(OpenAIBackend):
-    """A server started with `trunkline serve`: `select`, answers that are begun, and all of `gen` but constraints.
+    """A server started with `trunkline serve`: all that programs can ask for.
 
     Args:
         url: of the server, `http://127.0.0.1:8000`.
@@ -30,7 +30,8 @@ class TrunklineServer(OpenAIBackend):
     """
 
     kind = "Trunkline servers"
-    extra_options = frozenset(Options.__annotations__) - PLAIN - {*CONSTRAINTS}
+    extra_options = frozenset(Options.__annotations__) - PLAIN
+    chat_options: frozenset[str] = frozenset()
 
     def __init__(self, url: str, model: str | None = None, **settings: Any) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
@@ -39,6 +40,7 @@ class TrunklineServer(OpenAIBackend):
     async def score(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> Scores:
         """See `Backend.score`: each choice's own tokens behind the prompt's, scored by an echo.
 
+        The prompt before them is computed once, or taken from the cache.
         Raises UnsupportedError for unconditional scores of a model whose texts begin with no token of their own.
         """
         async with self._turn(prompt) as client:
@@ -86,6 +88,7 @@ class TrunklineServer(OpenAIBackend):
                 logprobs=0,
                 max_tokens=0,
                 temperature=0.0,
+                extra_body={"prompt_logprobs_start": len(prefix)},
             )
             for option, choice in zip(some, answered.choices, strict=True):
                 assert choice.logprobs is not None, "the server was asked for log-probabilities"

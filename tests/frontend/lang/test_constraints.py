@@ -1,19 +1,22 @@
 """Constrained `gen`: the four ways to say it, defaults, and who can't do it."""
 
+import asyncio
 import json
 import re
 
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
+from tests.frontend.lang.endpoint import Endpoint, completion
 from tests.frontend.lang.programs import ToyBackend
 from tests.frontend.server.serving import Server
 from tests.runtime.engines import assert_idle, make_engine
-from trunkline import OpenAIBackend, TrunklineServer, function, gen
+from trunkline import OpenAIBackend, TrunklineServer, assistant, function, gen, user
 from trunkline.frontend.lang import LangError, ProgramError, State
 
 
 class Pet(BaseModel):
+    model_config = ConfigDict(extra="forbid")
     kind: bool
     legs: bool
 
@@ -51,10 +54,56 @@ def test_two_constraints_exclude_each_other_and_a_bad_one_fails_with_its_line() 
     assert ask.using(ToyBackend()).run(gen("a", regex="(a")).value == "<1>"
 
 
-def test_servers_refuse_constraints_by_name(server: Server) -> None:
-    for remote, kind in (
-        (TrunklineServer(server.url, api_key="sk-lang"), "Trunkline servers"),
-        (OpenAIBackend(f"{server.url}/v1", api_key="sk-lang"), "OpenAI-compatible endpoints"),
-    ):
-        with pytest.raises(ProgramError, match=f"gen option regex is not supported by {kind}"):
-            ask.using(remote, seed=1).run(gen("a", regex="a"))
+@pytest.mark.parametrize("chat", [False, True])
+def test_answer_from_a_server_has_the_form_that_gen_asks_for(server: Server, chat: bool) -> None:
+    remote = TrunklineServer(server.url, api_key="sk-lang")
+
+    @function(temperature=1.0, max_tokens=60)
+    def program(s: State, part) -> str:
+        s += user("Answer") + assistant(part) if chat else "Answer: " + part
+        return s["a"]
+
+    bound = program.using(remote)
+    assert re.fullmatch("[0-9]{3}", bound.run(gen("a", regex="[0-9]{3}")).value)
+    assert bound.run(gen("a", choices=["red", "green"])).value in ("red", "green")
+    assert bound.run(gen("a", ebnf='start: "a" "b"')).value == "ab"
+    for schema in (Pet, Pet.model_json_schema(), json.dumps(Pet.model_json_schema())):
+        Pet.model_validate_json(bound.run(gen("a", json_schema=schema)).value)
+    stream = bound.run_stream(gen("a", regex="[xy]{4}"))
+    assert re.fullmatch("[xy]{4}", "".join(piece.text for piece in stream))
+    with pytest.raises(ProgramError, match="answered 400: regex"):
+        bound.run(gen("a", regex="(a"))
+    with pytest.raises(ProgramError, match="json_schema must be a JSON object"):
+        bound.run(gen("a", json_schema=5))
+
+
+def test_openai_endpoint_is_asked_for_json_in_a_conversation_and_refuses_the_rest_by_name() -> None:
+    def answer(path: str, body: dict) -> dict:
+        message = {"role": "assistant", "content": '{"kind": true, "legs": false}'}
+        return completion("", choices=[{"index": 0, "message": message, "finish_reason": "stop"}])
+
+    async def main() -> None:
+        async with Endpoint(answer) as endpoint:
+            bound = ask.using(OpenAIBackend(endpoint.url, "m"), seed=1)
+            for name, value in (("regex", "a"), ("choices", ["a"]), ("ebnf", "start: A")):
+                with pytest.raises(
+                    ProgramError, match=f"gen option {name} is not supported by OpenAI-compatible endpoints$"
+                ):
+                    await bound.arun(gen("a", **{name: value}))
+            with pytest.raises(ProgramError, match=r"json_schema is not supported by .* for plain text"):
+                await bound.arun(gen("a", json_schema=Pet))
+
+            @function
+            def chat(s: State) -> Pet:
+                s += user("A cat?") + assistant(gen("a", json_schema=Pet))
+                return Pet.model_validate_json(s["a"])
+
+            assert (await chat.using(OpenAIBackend(endpoint.url, "m")).arun()).value == Pet(
+                kind=True, legs=False
+            )
+            (asked,) = endpoint.bodies
+            assert asked["response_format"]["type"] == "json_schema"
+            assert asked["response_format"]["json_schema"]["schema"] == Pet.model_json_schema()
+            assert asked["response_format"]["json_schema"]["strict"] is True
+
+    asyncio.run(main())

@@ -41,6 +41,34 @@ def test_server_says_and_chooses_what_the_engine_does(server: Server, tiny_folde
     assert there.meta("answer").num_prompt_tokens == here.meta("answer").num_prompt_tokens
 
 
+def test_select_on_a_server_computes_the_prompt_once_for_all_choices_and_not_at_all_when_warm(
+    server: Server,
+) -> None:
+    prompt = "Of all the colours that there are, most people who were asked about it prefer this one:"
+    choices = [f" colour {number}" for number in range(40)]
+
+    @function
+    def program(s: State) -> None:
+        s += prompt + select("pick", choices)
+
+    bound = program.using(TrunklineServer(server.url, api_key="sk-lang"))
+    before = server.metrics()["trunkline_computed_tokens_total"]
+    cold = bound.run()
+    computed = server.metrics()["trunkline_computed_tokens_total"] - before
+    warm = bound.run()
+    meta = warm.meta("pick")
+    own = meta.num_prompt_tokens - meta.num_cached_tokens
+    length = (meta.num_cached_tokens + len(choices)) // len(choices)
+    assert length > 15
+    assert meta.num_cached_tokens == len(choices) * (
+        length - 1
+    )  # the last token's logits score the first of a choice
+    assert own <= len(choices) * (1 + 6)
+    assert computed <= length + own + len(choices) * 16  # what is shared inside of a page is not waited for
+    assert warm["pick"] == cold["pick"]
+    assert meta.scores == pytest.approx(cold.meta("pick").scores, abs=1e-4)
+
+
 def test_batch_on_a_server_shares_prefixes_and_counts_what_was_saved(server: Server) -> None:
     remote = TrunklineServer(server.url, api_key="sk-lang", max_concurrency=4)
     head = "A long beginning that all of these prompts have in common, word by word by word. "
