@@ -1,31 +1,32 @@
-"""HellaSwag's way of asking: which ending is likeliest? Three ways to score, on the same questions."""
+"""HellaSwag's way of asking: which of four endings does a sentence go on with? Three ways to score, side by side.
+
+The sentences are MMLU's: those of its questions that are the beginning of one, with whole clauses to choose from.
+"""
 
 import json
 from pathlib import Path
 
 from trunkline import Engine, EngineConfig, function, select, set_default_backend
 
-DATA = Path(__file__).parent / "data/mmlu.jsonl"
+DATA = Path(__file__).parent / "data/endings.jsonl"
 ROWS = [json.loads(line) for line in DATA.read_text(encoding="utf-8").splitlines()]
 METHODS = ("token_length_normalized", "greedy_token", "unconditional_normalized")
 
 
 @function
 def complete(s, row):
-    s += f"Question: {row['question']}\nAnswer:"
+    s += row["beginning"]
     forks = s.fork(len(METHODS))
     for fork, method in zip(forks, METHODS, strict=True):
-        fork += select("ending", [" " + choice for choice in row["choices"]], method)
-    return [row["choices"].index(ending[1:]) for ending in forks["ending"]]
+        fork += select("ending", [" " + ending for ending in row["endings"]], method)
+    return [row["endings"].index(ending[1:]) for ending in forks["ending"]]
 
 
-def main(limit=12):
-    questions = [row for row in ROWS if row["split"] == "test"][:limit]
-    batch = complete.run_batch([(row,) for row in questions], progress=True)
+def main(limit=24):
+    rows = ROWS[:limit]
+    batch = complete.run_batch([(row,) for row in rows], progress=True)
     for place, method in enumerate(METHODS):
-        right = sum(
-            "ABCD"[result.value[place]] == row["answer"] for result, row in zip(batch, questions, strict=True)
-        )
+        right = sum(result.value[place] == row["answer"] for result, row in zip(batch, rows, strict=True))
         print(f"{method}: {right} of {len(batch)} right")
     return batch
 
