@@ -22,6 +22,8 @@ __all__ = ["CpuWatch", "StartError", "free_port", "machine", "serving", "wait_un
 
 START_LIMIT = 600.0
 STOP_LIMIT = 20.0
+# What a shell sets for its own programs, such as how threads wait, would change a peer's speed.
+THREADING = ("OMP_", "KMP_", "MKL_", "GOMP_")
 
 
 class StartError(Exception):
@@ -39,8 +41,9 @@ def free_port() -> int:
 def serving(launch: Launch, port: int, log: Path) -> Iterator[str]:
     """A server that answers, by its address; it and all its processes are gone afterwards. Raises StartError."""
     with log.open("w+", errors="replace") as file:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(THREADING)}
         process = subprocess.Popen(
-            launch.command, env=os.environ | launch.environment, stdout=file, stderr=file, text=True
+            launch.command, env=environment | launch.environment, stdout=file, stderr=file, text=True
         )
         try:
             url = f"http://127.0.0.1:{port}"
