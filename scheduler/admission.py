@@ -101,9 +101,10 @@ class Admission:
         return None
 
     def _may_have_slot(self, state: RequestState, draft: StepDraft) -> bool:
-        if len(self._lives.running) < self._config.max_running:
-            return True
-        return next(self._victims_for(state, draft), None) is not None
+        return self._has_slot(draft) or next(self._victims_for(state, draft), None) is not None
+
+    def _has_slot(self, draft: StepDraft) -> bool:
+        return len(self._lives.running) - draft.num_done < self._config.max_running
 
     def _victims_for(self, state: RequestState, draft: StepDraft) -> Iterator[RequestState]:
         """Running requests of a lower class that may have to go for a waiting one, last in standing first."""
@@ -129,9 +130,7 @@ class Admission:
             # Until it is copied, the page to copy from takes room too: try without it.
             match = self._match(state, len(match.pages) * self._page_size)
             verdict = self._admit_with(match, state, draft)
-        if verdict is Verdict.NO_MEMORY and self._make_room(match, state, draft):
-            return Verdict.MADE_ROOM
-        return verdict
+        return self._make_room(match, state, draft) if verdict is Verdict.NO_MEMORY else verdict
 
     def _park(self, state: RequestState, num_pages: int, num_cached: int) -> bool:
         """Let a candidate wait for the page behind its first `num_pages`, if somebody computes it.
@@ -168,10 +167,8 @@ class Admission:
             return Verdict.TOO_MANY_PARTIAL
         if not self._fits(match, state, start + count):
             return Verdict.NO_MEMORY
-        if len(lives.running) >= self._config.max_running:
-            lives.preempt(next(self._victims_for(state, draft)), draft)
-            self._forecast = None
-            return Verdict.MADE_ROOM
+        if not self._has_slot(draft):
+            return self._preempt(next(self._victims_for(state, draft)), draft)
         lease = lives.cache.acquire(match, state.request.priority)
         if not lives.cache.reserve(lease, start + count):
             lives.cache.release(lease)
@@ -194,7 +191,7 @@ class Admission:
         available = lives.cache.num_available - self._num_evictable(match)
         if not lives.running:
             return pages_for(num_tokens, self._page_size) - len(match.pages) <= available
-        most = pages_for(state.num_prompt + state.request.max_new_tokens - 1, self._page_size)
+        most = pages_for(state.most_tokens - 1, self._page_size)
         if most - len(match.pages) + lives.promised_pages <= available:
             # Even the longest outputs have room.
             return True
@@ -202,20 +199,27 @@ class Admission:
             self._forecast = lives.forecast(lives.running)
         return self._forecast.fits(available, lives.demand(state, len(match.pages)))
 
-    def _make_room(self, match: PrefixMatch, state: RequestState, draft: StepDraft) -> bool:
+    def _make_room(self, match: PrefixMatch, state: RequestState, draft: StepDraft) -> Verdict:
         """Preempt one request of a lower class, if preempting all of them lets the candidate in."""
         victims = list(self._victims_for(state, draft))
         if not victims:
-            return False
+            return Verdict.NO_MEMORY
         lives = self._lives
         others = [other for other in lives.running if other not in victims]
         freed = sum(victim.num_own_pages for victim in victims)
         available = lives.cache.num_available - self._num_evictable(match) + freed
         if not lives.forecast(others).fits(available, lives.demand(state, len(match.pages))):
-            return False
-        lives.preempt(victims[0], draft)
+            return Verdict.NO_MEMORY
+        return self._preempt(victims[0], draft)
+
+    def _preempt(self, victim: RequestState, draft: StepDraft) -> Verdict:
+        """Take a running request's place; while a plan is in flight it is left to the next step to do so."""
+        if draft.is_ahead:
+            draft.is_blocked = True
+            return Verdict.STEP_IS_FULL
+        self._lives.preempt(victim, draft)
         self._forecast = None
-        return True
+        return Verdict.MADE_ROOM
 
     def _num_evictable(self, match: PrefixMatch) -> int:
         """Pages of a match that count as available now and will not once the match is acquired."""

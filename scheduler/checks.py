@@ -1,5 +1,6 @@
 """Invariants of the whole room, recomputed from scratch."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,23 +10,28 @@ from trunkline.radix.tokens import NO_PAGES
 from .draft import StepDraft
 from .errors import InvariantError
 from .lifecycle import Lifecycle, standing
+from .plan import SchedulePlan
 from .request import Status
 from .state import RequestState
 
 
 def check_scheduler(
-    lives: Lifecycle, states: Sequence[RequestState], draft: StepDraft | None, step: int
+    lives: Lifecycle,
+    states: Sequence[RequestState],
+    in_flight: Sequence[tuple[SchedulePlan, StepDraft]],
+    step: int,
 ) -> None:
     """Raise unless pages, stations, queue and indexes agree with each other and with the cache.
 
-    `draft` is behind the plan in flight, if there is one.
+    `in_flight` are the plans that are not answered, and what is behind them.
     """
-    in_plan = [] if draft is None else list(draft.chosen)
     lives.cache.check()
-    ended_in_plan = [state for state in in_plan if state.ending is not None]
-    _check_stations(lives, [*states, *ended_in_plan])
+    in_plans = {state for _, draft in in_flight for state in draft.chosen}
+    _check_stations(lives, [*states, *(state for state in in_plans if state.ending is not None)])
     _check_pages(lives)
-    lives.host.check(states, [] if draft is None else draft.returned_host_pages)
+    _check_progress(states, in_flight)
+    returned = [pages for _, draft in in_flight for pages in draft.returned_host_pages]
+    lives.host.check(states, returned)
     lives.queue.check(step)
     lives.index.check()
     lives.in_flight.check()
@@ -47,12 +53,35 @@ def _check_stations(lives: Lifecycle, states: Sequence[RequestState]) -> None:
             raise InvariantError(
                 f"request {state.id!r} is {state.status.value}: (queued, parked, running) {places}"
             )
-        if not 0 <= state.num_computed < state.num_tokens:
-            raise InvariantError(f"request {state.id!r}: {state.num_computed} of {state.num_tokens} computed")
     if lives.num_preempted != sum(state.status is Status.PREEMPTED for state in states):
         raise InvariantError(f"{lives.num_preempted} requests are counted as preempted, a recount differs")
     if len(lives.queue) + len(parked) + len(running) != len(states):
         raise InvariantError("somebody waits who is not alive")
+
+
+def _check_progress(
+    states: Sequence[RequestState], in_flight: Sequence[tuple[SchedulePlan, StepDraft]]
+) -> None:
+    """Computed and sampled are what has landed and what the plans in flight bring."""
+    computing: Counter[RequestState] = Counter()
+    sampling: Counter[RequestState] = Counter()
+    for plan, draft in in_flight:
+        computing.update(draft.chosen)
+        rows = zip(plan.scheduled, draft.chosen, strict=True)
+        sampling.update(state for row, state in rows if row.samples)
+    for state in states:
+        if state.num_computed != state.num_landed + computing[state]:
+            raise InvariantError(
+                f"request {state.id!r}: {state.num_landed} tokens landed and {computing[state]} are in flight, "
+                f"but {state.num_computed} are counted as computed"
+            )
+        if state.num_tokens != state.num_known + sampling[state]:
+            raise InvariantError(
+                f"request {state.id!r}: {state.num_known} tokens are known and {sampling[state]} in flight, "
+                f"but {state.num_tokens} are counted"
+            )
+        if not 0 <= state.num_computed < state.num_tokens <= state.most_tokens:
+            raise InvariantError(f"request {state.id!r}: {state.num_computed} of {state.num_tokens} computed")
 
 
 def _check_pages(lives: Lifecycle) -> None:

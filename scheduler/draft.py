@@ -7,7 +7,7 @@ import numpy as np
 from trunkline.radix.tokens import Int32Array
 
 from .cost import StepBudget, attended_positions
-from .plan import ScheduledRequest, SchedulePlan, empty_pairs
+from .plan import PENDING_TOKEN, ScheduledRequest, SchedulePlan, empty_pairs
 from .state import RequestState
 
 
@@ -17,10 +17,16 @@ class StepDraft:
 
     `returned_host_pages` are free again once the step is executed. `stuck` are requests that need a page
     when all that could be freed are; nothing but pinned pages leads there.
+
+    A draft that `is_ahead` is made while another plan is in flight. Of those who run then, `num_done` have nothing
+    left to compute. It preempts nobody; where it would have to, `is_blocked` says so.
     """
 
     step: int
     budget: StepBudget
+    is_ahead: bool = False
+    is_blocked: bool = False
+    num_done: int = 0
     chosen: dict[RequestState, int] = field(default_factory=dict)
     admitted: list[RequestState] = field(default_factory=list)
     preempted: list[RequestState] = field(default_factory=list)
@@ -46,7 +52,7 @@ class StepDraft:
             self.num_partial -= 1
 
     def freeze(self, now: float) -> SchedulePlan:
-        """The plan; O(requests in it)."""
+        """The plan, of which the requests' counts now take account; O(requests in it)."""
         scheduled = []
         num_tokens = num_attended = 0
         for state, count in self.chosen.items():
@@ -56,6 +62,9 @@ class StepDraft:
             assert lease is not None
             num_tokens += count
             num_attended += end if count == 1 else attended_positions(start, count)
+            pending = end > state.num_known
+            if pending:
+                state.write(start, PENDING_TOKEN)
             buffer = state.buffer
             scheduled.append(
                 ScheduledRequest(
@@ -69,8 +78,12 @@ class StepDraft:
                     known - state.num_prompt,
                     buffer[:known],
                     None if request.logits_from is None else state.logits_from,
+                    pending,
                 )
             )
+            state.num_computed = end
+            if end == known:
+                state.num_tokens = known + 1
         return SchedulePlan(
             step=self.step,
             scheduled=tuple(scheduled),

@@ -94,10 +94,10 @@ class Lifecycle:
         self.num_preempted -= state.status is Status.PREEMPTED
         state.move(Status.RUNNING)
         state.lease = lease
-        state.most_pages = pages_for(state.num_prompt + state.request.max_new_tokens - 1, self.page_size)
+        state.most_pages = pages_for(state.most_tokens - 1, self.page_size)
         self.promised_pages += state.most_pages
         self.covered(state)
-        state.num_computed = start
+        state.num_computed = state.num_landed = start
         state.num_shared_pages = num_shared
         state.progress_step = draft.step
         state.overtaken = 0
@@ -115,9 +115,9 @@ class Lifecycle:
         state.capacity = num_pages * self.page_size
 
     def commit(self, state: RequestState) -> None:
-        """Put what is computed into the tree: whole pages, and the tail once the prompt is complete."""
+        """Put what has landed into the tree: whole pages, and the tail once the prompt is complete."""
         assert state.lease is not None
-        end = state.num_computed
+        end = state.num_landed
         if state.lease.num_committed >= state.num_prompt or end < state.num_prompt:
             end -= end % self.page_size
         self._commit_up_to(state, end)
@@ -126,17 +126,20 @@ class Lifecycle:
             self.in_flight.landed(state, end // self.page_size)
 
     def preempt(self, state: RequestState, draft: StepDraft) -> None:
-        """A running request gives up its pages; what is computed stays cached or goes to the host."""
+        """A running request gives up its pages; what is computed stays cached or goes to the host.
+
+        Never while a plan is in flight.
+        """
         draft.drop(state)
         draft.preempted.append(state)
-        self._commit_up_to(state, state.num_computed)
+        self._commit_up_to(state, state.num_landed)
         pairs = self.host.swap_out(state)
         if pairs is not None:
             draft.swap_out.append(pairs)
             self.stats.num_swapped_out += 1
         state.max_computed = max(state.max_computed, state.num_computed)
         self._stop_running(state)
-        state.num_computed = 0
+        state.num_computed = state.num_landed = 0
         state.num_preemptions += 1
         self.stats.num_preemptions += 1
         state.move(Status.PREEMPTED)
@@ -144,10 +147,10 @@ class Lifecycle:
         self.queue.add(state)
 
     def end(self, state: RequestState, keep: bool = True) -> None:
-        """A request is over, wherever it is; `keep` puts what it has computed into the cache."""
+        """A request is over, wherever it is, and in no plan in flight; `keep` puts what has landed into the cache."""
         if state.status is Status.RUNNING:
             if keep:
-                self._commit_up_to(state, state.num_computed)
+                self._commit_up_to(state, state.num_landed)
             self._stop_running(state)
         elif not self.in_flight.unpark(state):
             self._leave_queue(state)

@@ -10,6 +10,9 @@ from trunkline.radix.tokens import Int32Array
 
 from .request import FinishReason
 
+# Stands in a plan for a token that the plan before it is still sampling. No id of any vocabulary.
+PENDING_TOKEN = -1
+
 
 def empty_pairs() -> Int32Array:
     """An int32 array of shape [0, 2]."""
@@ -17,12 +20,13 @@ def empty_pairs() -> Int32Array:
 
 
 class ScheduledRequest(NamedTuple):
-    """One request's share of a step. The arrays are views into the scheduler's state, valid until `update`.
+    """One request's share of a step. The arrays are views into the scheduler's state, valid until its next call.
 
     `tokens` are to be computed now and stand at positions `start..start+len(tokens)-1`; `pages` is the page
     table and covers all of them. With `samples` the last of `tokens` is the last known token, so its logits
     give the next one. `history` is every known token, prompt and output. `logits_from` is the first prompt
-    position whose logits are still owed, or None.
+    position whose logits are still owed, or None. With `pending`, `tokens` is one `PENDING_TOKEN` in the place of
+    the token that the plan before this one samples for the same request.
     """
 
     id: str
@@ -35,6 +39,7 @@ class ScheduledRequest(NamedTuple):
     num_output_tokens: int
     history: Int32Array
     logits_from: int | None
+    pending: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -19,22 +19,25 @@ class Planner:
         self._page_size = lives.page_size
         self._admission = Admission(lives, config)
 
-    def fill(self, step: int) -> StepDraft:
-        """Plan one step; `draft.stuck` lists those for whom no page can ever be freed."""
+    def fill(self, step: int, is_ahead: bool) -> StepDraft:
+        """Plan one step; `draft.stuck` lists those for whom no page can ever be freed.
+
+        `is_ahead`: another plan is in flight. Then nobody is preempted (see `StepDraft.is_blocked`).
+        """
         config = self._config
         budget = StepBudget(
             config.max_num_batched_tokens,
             max_chunk=config.long_prefill_token_threshold,
             whole_prompts=not config.enable_chunked_prefill,
         )
-        draft = StepDraft(step, budget)
+        draft = StepDraft(step, budget, is_ahead)
         begun = self._decode(draft)
         self._limit_time(draft)
         for state in begun:
             if state.status is Status.RUNNING:
                 self._continue_prompt(state, draft)
         # While those who run take pages from each other, nobody else comes in.
-        if not draft.preempted:
+        if not draft.preempted and not draft.is_blocked:
             self._admission.admit(draft)
         return draft
 
@@ -42,7 +45,12 @@ class Planner:
         """Let every running request with one token to compute do so; returns the others."""
         begun = []
         chosen = draft.chosen
-        for state in list(self._lives.running):
+        running = list(self._lives.running)
+        if draft.is_ahead:
+            draft.num_done = len(running)
+            running = [state for state in running if not state.is_done]
+            draft.num_done -= len(running)
+        for state in running:
             if state.status is not Status.RUNNING:
                 continue
             if state.num_tokens - state.num_computed != 1:
@@ -84,11 +92,14 @@ class Planner:
     def _grow(self, state: RequestState, num_tokens: int, draft: StepDraft) -> bool:
         """Let the lease cover `num_tokens`, if need be at the cost of the last in standing.
 
-        False when that is `state` itself.
+        False when that is `state` itself, and when a plan in flight stands in the way.
         """
         lives = self._lives
         assert state.lease is not None
         while not lives.cache.reserve(state.lease, num_tokens):
+            if draft.is_ahead:
+                draft.is_blocked = True
+                return False
             if len(lives.running) == 1:
                 draft.stuck.append(state)
                 return False

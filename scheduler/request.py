@@ -17,7 +17,9 @@ class Request:
     `prompt` is a one-dimensional int32 array of at least one token, and must not be changed by the caller
     afterwards. A higher `priority` is a more important class. `logits_from` is the position from which
     every prompt token's logits are wanted (prompt log-probabilities); it caps prefix reuse at that many
-    tokens. `arrival_time` is in seconds on the clock that `now` is read from. `payload` is opaque here.
+    tokens. `arrival_time` is in seconds on the clock that `now` is read from. A request that `is_sequential` is
+    sampled only when every token before is known here (a grammar or a penalty goes by them). `payload` is
+    opaque here.
     """
 
     id: str
@@ -29,6 +31,7 @@ class Request:
     namespace: Namespace = DEFAULT_NAMESPACE
     arrival_time: float = 0.0
     logits_from: int | None = None
+    is_sequential: bool = False
     payload: Any = None
 
 

@@ -1,5 +1,6 @@
 """The scheduler: requests in, a plan per step out, results back in."""
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -24,9 +25,10 @@ from .stats import SchedulerStats
 class Scheduler:
     """Decides which tokens run next; the same code under an engine, a test or a simulated clock.
 
-    A step is `schedule` → run → `update`, strictly in turn. Between the two, `add`, `abort` and `finish`
-    may be called; pages that the plan in flight still writes are given back by its `update`. The time is
-    whatever the caller passes as `now`, in seconds; same calls, same plans.
+    A step is `schedule` → run → `update`. Between the two, `add`, `abort` and `finish` may be called; pages that
+    a plan in flight still writes are given back by its `update`. Where `may_schedule` says so, the next step may be
+    planned before the last one's `update`; plans are run and answered in their order. The time is whatever the
+    caller passes as `now`, in seconds; same calls, same plans.
     """
 
     def __init__(self, cache: PrefixCache, config: SchedulerConfig | None = None) -> None:
@@ -38,13 +40,31 @@ class Scheduler:
         self._planner = Planner(self._lives, self.config, self._cost)
         self._states: dict[str, RequestState] = {}
         self._step = 0
-        self._outstanding: tuple[SchedulePlan, StepDraft] | None = None
+        self._updated_at = 0.0
+        self._in_flight: deque[tuple[SchedulePlan, StepDraft]] = deque()
         self._pending_outputs: list[TokenOutput] = []
 
     @property
     def has_work(self) -> bool:
         """Whether there is anything to schedule, to update or to report."""
-        return bool(self._states or self._outstanding or self._pending_outputs)
+        return bool(self._states or self._in_flight or self._pending_outputs)
+
+    @property
+    def may_schedule(self) -> bool:
+        """Whether `schedule` can be called now: no plan is in flight, or one that the next need not wait for.
+
+        Needed, and then waited for, are tokens for sequential requests, and pages that must be taken from somebody.
+        False also where the plan in flight leaves nothing to do. O(requests in it).
+        """
+        if not self._in_flight:
+            return True
+        if len(self._in_flight) > 1:
+            return False
+        plan, draft = self._in_flight[0]
+        if draft.is_blocked or all(state.is_done for state in self._states.values()):
+            return False
+        rows = zip(plan.scheduled, draft.chosen, strict=True)
+        return not any(row.samples and state.request.is_sequential for row, state in rows)
 
     def add(self, request: Request, now: float) -> None:
         """Let a request wait. Raises `InvalidRequestError` or one of its kinds; then nothing is changed.
@@ -67,32 +87,28 @@ class Scheduler:
         state = self._states.pop(request_id, None)
         if state is None:
             return None
-        if self._outstanding is not None and state in self._outstanding[1].chosen:
-            # The plan in flight writes this request's pages: they are given back when its result comes.
-            state.ending = Ending(reason)
-            self._lives.in_flight.withdraw(state)
-        else:
-            self._lives.end(state, keep=reason != "error")
+        self._close(state, reason)
         return self._ended(state, (), reason)
 
     def schedule(self, now: float) -> SchedulePlan:
-        """Plan the next step. Raises `PlanError` if the last plan was not answered by `update` yet."""
-        if self._outstanding is not None:
+        """Plan the next step. Raises `PlanError` if that has to wait for an `update` (see `may_schedule`)."""
+        if not self.may_schedule:
             raise PlanError(f"the plan of step {self._step} is not answered by update() yet")
         self._step += 1
         self._stats.num_steps += 1
         self._lives.refresh(self._step)
-        draft = self._planner.fill(self._step)
+        draft = self._planner.fill(self._step, is_ahead=bool(self._in_flight))
         for state in draft.stuck:
             self._give_up(state)
         plan = draft.freeze(now)
-        self._outstanding = (plan, draft)
+        self._in_flight.append((plan, draft))
         return plan
 
     def update(self, plan: SchedulePlan, result: StepResult, now: float) -> list[TokenOutput]:
         """Take a step's result; returns the news of every request that sampled or ended, in the plan's order.
 
-        Raises `PlanError`, with nothing changed, when `plan` is not the last one or the result lacks a token.
+        Raises `PlanError`, with nothing changed, when `plan` is not the oldest in flight, the result lacks a token,
+        or has several where the next plan counts on one.
         """
         draft = self._answer(plan, result)
         outputs, self._pending_outputs = self._pending_outputs, []
@@ -102,18 +118,18 @@ class Scheduler:
             if state.lease is not None:
                 self.cache.copied(state.lease)
         self._learn(plan, draft, result, now)
-        step, page_tokens, failed = self._step, result.tokens, result.failed
-        for state, count in draft.chosen.items():
+        step, tokens, failed = self._step, result.tokens, result.failed
+        for row, (state, count) in zip(plan.scheduled, draft.chosen.items(), strict=True):
             if state.ending is not None or (failed and state.id in failed):
                 self._end_in_flight(state, count, failed.get(state.id), outputs)
                 continue
-            state.num_computed += count
+            landed = state.num_landed = state.num_landed + count
             if count != 1:
                 state.progress_step = step
-            if state.num_computed >= state.commit_at:
+            if landed >= state.commit_at:
                 self._lives.commit(state)
-            if state.num_computed == state.num_tokens:
-                outputs.append(self._sampled(state, page_tokens[state.id]))
+            if row.samples:
+                outputs.append(self._sampled(state, tokens[state.id]))
         return outputs
 
     def stats(self) -> SchedulerStats:
@@ -136,8 +152,7 @@ class Scheduler:
 
     def check(self) -> None:
         """Recompute every invariant; raises `InvariantError` (or the radix room's) with what contradicts."""
-        draft = None if self._outstanding is None else self._outstanding[1]
-        check_scheduler(self._lives, list(self._states.values()), draft, self._step)
+        check_scheduler(self._lives, list(self._states.values()), list(self._in_flight), self._step)
 
     def _validate(self, request: Request) -> None:
         name = f"request {request.id!r}"
@@ -171,9 +186,9 @@ class Scheduler:
 
     def _answer(self, plan: SchedulePlan, result: StepResult) -> StepDraft:
         """The draft behind the plan that `result` answers, which is then no longer outstanding."""
-        if self._outstanding is None or self._outstanding[0] is not plan:
-            raise PlanError(f"update() got the plan of step {plan.step}, which is not the one in flight")
-        draft = self._outstanding[1]
+        if not self._in_flight or self._in_flight[0][0] is not plan:
+            raise PlanError(f"update() got the plan of step {plan.step}, which is not the oldest in flight")
+        draft = self._in_flight[0][1]
         tokens = result.tokens
         lacking = [s.id for s in plan.scheduled if s.samples and not tokens.get(s.id)]
         if lacking:
@@ -181,13 +196,31 @@ class Scheduler:
             for request_id in lacking:
                 if request_id not in ended and request_id not in result.failed:
                     raise PlanError(f"the result of step {plan.step} has no token for request {request_id!r}")
-        self._outstanding = None
+        if len(self._in_flight) > 1:
+            for state in self._in_flight[1][1].chosen:
+                if len(tokens.get(state.id, ())) > 1 and state.ending is None:
+                    raise PlanError(
+                        f"step {plan.step} has {len(tokens[state.id])} tokens for request {state.id!r}, "
+                        f"but step {plan.step + 1} is planned on one"
+                    )
+        self._in_flight.popleft()
         return draft
+
+    def _close(self, state: RequestState, reason: FinishReason) -> None:
+        """Let a request end: now, or when the last plan in flight that writes its pages has run."""
+        if any(state in draft.chosen for _, draft in self._in_flight):
+            state.ending = Ending(reason)
+            self._lives.in_flight.withdraw(state)
+        else:
+            self._lives.end(state, keep=reason != "error")
 
     def _learn(self, plan: SchedulePlan, draft: StepDraft, result: StepResult, now: float) -> None:
         """Feed what the step took to those who predict, and what it computed to those who count."""
         self._stats.num_computed_tokens += plan.num_tokens
-        elapsed = now - plan.scheduled_at if result.elapsed is None else result.elapsed
+        # A plan that was made while another one ran began when that one ended.
+        began = max(plan.scheduled_at, self._updated_at) if draft.is_ahead else plan.scheduled_at
+        self._updated_at = now
+        elapsed = now - began if result.elapsed is None else result.elapsed
         if plan.num_tokens and elapsed > 0:
             self._cost.observe(plan.num_tokens, plan.num_attended, elapsed)
             if 2 * draft.budget.prompt_tokens > plan.num_tokens:
@@ -202,15 +235,17 @@ class Scheduler:
     def _sampled(self, state: RequestState, tokens: Sequence[int]) -> TokenOutput:
         """Add sampled tokens to a request, up to the first that ends it."""
         request = state.request
-        stops, most = request.stop_token_ids, request.max_new_tokens
-        before = num_output = state.num_tokens - state.num_prompt
+        stops, most = request.stop_token_ids, state.most_tokens
+        before = state.num_known
         for token in tokens:
-            state.append(token)
-            num_output += 1
-            if token in stops and num_output >= request.min_new_tokens:
-                return self._completed(state, tuple(tokens[: num_output - before]), "stop", token)
-            if num_output >= most:
-                return self._completed(state, tuple(tokens[: num_output - before]), "length", None)
+            state.learn(token)
+            known = state.num_known
+            if token in stops and known - state.num_prompt >= request.min_new_tokens:
+                return self._completed(state, tuple(tokens[: known - before]), "stop", token)
+            if known >= most:
+                return self._completed(state, tuple(tokens[: known - before]), "length", None)
+        if len(tokens) > 1:
+            state.num_tokens = state.num_known
         self._stats.num_output_tokens += len(tokens)
         cached, preemptions = state.num_cached_tokens, state.num_preemptions
         return TokenOutput(state.id, tuple(tokens), None, None, cached, preemptions)
@@ -221,20 +256,24 @@ class Scheduler:
         del self._states[state.id]
         self._stats.num_output_tokens += len(tokens)
         self._lives.lengths.record(state.num_output)
-        self._lives.end(state)
+        self._close(state, reason)
         return self._ended(state, tokens, reason, stop_token)
 
     def _end_in_flight(
         self, state: RequestState, count: int, failure: str | None, outputs: list[TokenOutput]
     ) -> None:
-        """A request of the step failed in it, or was ended while it ran."""
+        """A request of the step failed in it, or ended while it ran: what it sampled is discarded.
+
+        What was computed from a token that is discarded does not count as landed, so it never enters the cache.
+        """
+        ending = state.ending
         if failure is None:
-            state.num_computed += count
-            assert state.ending is not None
-            self._lives.end(state, keep=state.ending.reason != "error")
+            assert ending is not None
+            state.num_landed = min(state.num_landed + count, state.num_known)
+            self._close(state, ending.reason)
             return
-        self._lives.end(state, keep=False)
-        if state.ending is None:
+        self._close(state, "error")
+        if ending is None:
             del self._states[state.id]
             outputs.append(self._ended(state, (), "error", error=failure))
 

@@ -38,11 +38,14 @@ class SwappedPages:
 class RequestState:
     """A request, its growing tokens, its lease and its place in the scheduler.
 
-    `num_computed <= num_tokens`; the tokens between them are known and not yet computed. `page_hashes` are the
-    chain hashes of the prompt's whole pages, computed once. `matched_pages` counts the whole pages of the
-    prompt that are cached while the request waits (kept by `MatchIndex`). `capacity` is the number of tokens
-    the lease's pages cover, `most_pages` what it can come to; `commit_at` is the number of computed tokens that
-    is worth the next commit, `max_computed` what was computed before the last preemption.
+    `num_computed < num_tokens`; the tokens between them are yet to be computed. Both run ahead of the plans in
+    flight: `num_computed` counts what they compute, `num_tokens` what they sample. What has come of it so far are
+    `num_landed` computed and `num_known` known tokens; with nothing in flight the two of each pair are equal.
+    `most_tokens` is prompt and longest output together. `page_hashes` are the chain hashes of the prompt's whole
+    pages, computed once. `matched_pages` counts the whole pages of the prompt that are cached while the request
+    waits (kept by `MatchIndex`). `capacity` is the number of tokens the lease's pages cover, `most_pages` what it
+    can come to; `commit_at` is the number of landed tokens that is worth the next commit, `max_computed` what was
+    computed before the last preemption.
     """
 
     __slots__ = (
@@ -58,9 +61,12 @@ class RequestState:
         "matched_pages",
         "max_computed",
         "most_pages",
+        "most_tokens",
         "next_group",
         "num_cached_tokens",
         "num_computed",
+        "num_known",
+        "num_landed",
         "num_preemptions",
         "num_prompt",
         "num_shared_pages",
@@ -84,10 +90,11 @@ class RequestState:
         self.arrival_step = arrival_step
         self.page_hashes = page_hashes
         self.status = Status.WAITING
-        # The first `num_tokens` count. The prompt itself is the first storage: waiting costs no copy of it.
+        # The first `num_known` count. The prompt itself is the first storage: waiting costs no copy of it.
         self.buffer = request.prompt
-        self.num_prompt = self.num_tokens = len(request.prompt)
-        self.num_computed = 0
+        self.num_prompt = self.num_tokens = self.num_known = len(request.prompt)
+        self.most_tokens = self.num_prompt + request.max_new_tokens
+        self.num_computed = self.num_landed = 0
         self.lease: Lease | None = None
         self.capacity = 0
         self.most_pages = 0
@@ -110,7 +117,13 @@ class RequestState:
 
     @property
     def num_output(self) -> int:
-        return self.num_tokens - self.num_prompt
+        """Tokens that were generated and are known."""
+        return self.num_known - self.num_prompt
+
+    @property
+    def is_done(self) -> bool:
+        """Nothing is left to compute: it has ended, or the last token that it may have is being sampled."""
+        return self.ending is not None or self.num_tokens >= self.most_tokens
 
     @property
     def num_own_pages(self) -> int:
@@ -120,21 +133,25 @@ class RequestState:
     @property
     def history(self) -> Int32Array:
         """Every known token, prompt and output; a view."""
-        return self.buffer[: self.num_tokens]
+        return self.buffer[: self.num_known]
 
     def tokens(self, start: int, end: int) -> Int32Array:
         """Known tokens `start..end-1`; a view."""
         return self.buffer[start:end]
 
-    def append(self, token: int) -> None:
-        """Add a sampled token, amortised O(1); views handed out before keep showing what they showed."""
-        end = self.num_tokens
-        if end == len(self.buffer):
-            grown = np.empty(max(end + end // 2, 64), dtype=np.int32)
-            grown[:end] = self.buffer
+    def write(self, index: int, token: int) -> None:
+        """Put a token at the end of the buffer or in the place of a pending one; amortised O(1)."""
+        if index == len(self.buffer):
+            grown = np.empty(max(index + index // 2, 64), dtype=np.int32)
+            grown[:index] = self.buffer
             self.buffer = grown
-        self.buffer[end] = token
-        self.num_tokens = end + 1
+        self.buffer[index] = token
+
+    def learn(self, token: int) -> None:
+        """The next token is known."""
+        known = self.num_known
+        self.write(known, token)
+        self.num_known = known + 1
 
     def move(self, status: Status) -> None:
         """Change the status; raises `TransitionError` for a change that a request's life does not have."""

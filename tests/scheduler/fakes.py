@@ -1,7 +1,8 @@
 """A runner without a model: KV memory that stores what each position depends on, and answers that follow from it."""
 
+from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from zlib import crc32
 
@@ -11,7 +12,13 @@ from trunkline.radix.config import RadixConfig
 from trunkline.radix.pages import PagePool
 from trunkline.radix.prefix_cache import PrefixCache
 from trunkline.scheduler.config import SchedulerConfig
-from trunkline.scheduler.plan import ScheduledRequest, SchedulePlan, StepResult, TokenOutput
+from trunkline.scheduler.plan import (
+    PENDING_TOKEN,
+    ScheduledRequest,
+    SchedulePlan,
+    StepResult,
+    TokenOutput,
+)
 from trunkline.scheduler.request import Request
 from trunkline.scheduler.scheduler import Scheduler
 
@@ -90,27 +97,78 @@ class FakeRunner:
         return int(stored[-1])
 
 
+class LateRunner(FakeRunner):
+    """Computes nothing before a result is asked for, and then from what the plan held when it was launched.
+
+    So whatever reads a token early finds `PENDING_TOKEN`, and a page that the host gave to somebody else in the
+    meantime is written in the order in which a device would.
+    """
+
+    def __init__(self, num_pages: int, page_size: int, num_host_pages: int = 0) -> None:
+        super().__init__(num_pages, page_size, num_host_pages)
+        self.launched: deque[SchedulePlan] = deque()
+        self._sampled: Mapping[str, Any] = {}
+
+    def launch(self, plan: SchedulePlan) -> None:
+        for row in plan.scheduled:
+            known = row.history[:-1] if row.pending else row.history
+            assert (known >= 0).all()
+            assert not row.pending or row.tokens.tolist() == [PENDING_TOKEN] == row.history[-1:].tolist()
+        copies = [
+            row._replace(tokens=row.tokens.copy(), pages=row.pages.copy(), history=row.history.copy())
+            for row in plan.scheduled
+        ]
+        self.launched.append(replace(plan, scheduled=tuple(copies)))
+
+    def result(self, failed: Mapping[str, str] | None = None) -> StepResult:
+        """Of the plan that was launched first."""
+        plan = self.launched.popleft()
+        for row in plan.scheduled:
+            if row.pending:
+                row.tokens[:] = row.history[-1:] = self._sampled[row.id]
+        result = self.run(plan, failed)
+        self._sampled = result.tokens
+        return result
+
+
 @dataclass
 class House:
     """A cache, a scheduler and a fake runner that belong together."""
 
     cache: PrefixCache
     scheduler: Scheduler
-    runner: FakeRunner
+    runner: LateRunner
     now: float = 0.0
     answers: dict[str, list[int]] = field(default_factory=dict)
     ends: dict[str, TokenOutput] = field(default_factory=dict)
     plans: list[SchedulePlan] = field(default_factory=list)
     check: bool = True
+    overlap: bool = False
+    in_flight: deque[SchedulePlan] = field(default_factory=deque)
 
     def add(self, *requests: Request) -> None:
         for request in requests:
             self.scheduler.add(request, self.now)
 
     def step(self, failed: Mapping[str, str] | None = None, seconds: float = 0.01) -> list[TokenOutput]:
+        if not self.in_flight:
+            self.launch()
+        if self.overlap and self.scheduler.may_schedule:
+            self.launch()
+        return self.land(failed, seconds)
+
+    def launch(self) -> SchedulePlan:
         plan = self.scheduler.schedule(self.now)
         self.plans.append(plan)
-        result = self.runner.run(plan, failed)
+        self.in_flight.append(plan)
+        self.runner.launch(plan)
+        if self.check:
+            self.scheduler.check()
+        return plan
+
+    def land(self, failed: Mapping[str, str] | None = None, seconds: float = 0.01) -> list[TokenOutput]:
+        plan = self.in_flight.popleft()
+        result = self.runner.result(failed)
         self.now += seconds
         outputs = self.scheduler.update(plan, result, self.now)
         self.note(outputs)
@@ -145,13 +203,14 @@ def make_house(
     *,
     eviction_policy: str = "lru",
     check: bool = True,
+    overlap: bool = False,
     **config: Any,
 ) -> House:
     settings = SchedulerConfig(**config)
     pool = PagePool(num_pages, page_size)
     cache = PrefixCache(pool, RadixConfig(page_size=page_size, eviction_policy=eviction_policy))
-    runner = FakeRunner(num_pages, page_size, settings.num_host_pages)
-    return House(cache, Scheduler(cache, settings), runner, check=check)
+    runner = LateRunner(num_pages, page_size, settings.num_host_pages)
+    return House(cache, Scheduler(cache, settings), runner, check=check, overlap=overlap)
 
 
 def make_tokens(length: int, seed: int = 0) -> np.ndarray:

@@ -28,6 +28,7 @@ def random_request(rng: np.random.Generator, name: str):
         stop_token_ids=stops,
         priority=int(rng.integers(0, 3)) if rng.random() < 0.3 else 0,
         namespace=("tenant", str(rng.integers(0, 2))) if rng.random() < 0.2 else ("default", ""),
+        is_sequential=rng.random() < 0.05,
         logits_from=int(rng.integers(0, len(prompt))) if rng.random() < 0.15 else None,
     )
 
@@ -41,7 +42,7 @@ def expected_answer(request) -> list[int]:
 
 
 def churn(house: House, rng: np.random.Generator, rounds: int) -> None:
-    """Adds, aborts at every moment (between plan and result too), failures, and the check after each."""
+    """Adds, aborts at every moment (between plan and result too), stops, failures, and the check after each."""
     requests, cut = {}, set()
 
     def maybe_abort() -> None:
@@ -61,17 +62,25 @@ def churn(house: House, rng: np.random.Generator, rounds: int) -> None:
             requests[request.id] = request
             house.add(request)
         maybe_abort()
-        plan = house.scheduler.schedule(house.now)
-        assert not {s.id for s in plan.scheduled} & set(plan.preempted)
+        if not house.in_flight:
+            house.launch()
         maybe_abort()
+        if house.overlap and house.scheduler.may_schedule and rng.random() < 0.9:
+            house.launch()
+            maybe_abort()
+        plan = house.in_flight[0]
+        assert not {s.id for s in plan.scheduled} & set(plan.preempted)
         failed = {}
         if plan.scheduled and rng.random() < 0.05:
             failed = {plan.scheduled[0].id: "logits are not finite"}
             cut.add(plan.scheduled[0].id)
-        result = house.runner.run(plan, failed)
-        house.now += 0.01
-        house.note(house.scheduler.update(plan, result, house.now))
-        house.scheduler.check()
+        for output in house.land(failed):
+            if output.finish_reason is None and rng.random() < 0.03:
+                stopped = house.scheduler.finish(output.id, "stop", house.now)
+                assert stopped is not None
+                cut.add(output.id)
+                house.note([stopped])
+                house.scheduler.check()
     house.run()
     assert house.is_idle_and_clean()
     assert set(house.ends) == set(requests)
@@ -83,6 +92,7 @@ def churn(house: House, rng: np.random.Generator, rounds: int) -> None:
             assert house.answers[name] == answer
 
 
+@pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize(
     ("policy", "mode", "host_pages"),
     [
@@ -97,10 +107,11 @@ def churn(house: House, rng: np.random.Generator, rounds: int) -> None:
         ("dfs-weight", "auto", 20),
     ],
 )
-def test_churn_in_a_tiny_pool_leaks_nothing_and_answers_right(policy, mode, host_pages):
+def test_churn_in_a_tiny_pool_leaks_nothing_and_answers_right(policy, mode, host_pages, overlap):
     house = make_house(
         num_pages=20,
         page_size=4,
+        overlap=overlap,
         scheduling_policy=policy,
         preemption_mode=mode,
         num_host_pages=host_pages,
@@ -111,10 +122,11 @@ def test_churn_in_a_tiny_pool_leaks_nothing_and_answers_right(policy, mode, host
     churn(house, np.random.default_rng([len(policy), len(mode), host_pages]), 60)
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 @given(
     seed=st.integers(0, 2**32 - 1),
-    num_pages=st.integers(16, 40),
+    overlap=st.booleans(),
+    num_pages=st.integers(19, 40),
     budget=st.sampled_from([1, 3, 7, 64]),
     num_seqs=st.integers(1, 8),
     partial=st.integers(1, 4),
@@ -133,11 +145,12 @@ def test_churn_in_a_tiny_pool_leaks_nothing_and_answers_right(policy, mode, host
     ),
 )
 def test_churn_holds_under_every_combination_of_settings(
-    seed, num_pages, budget, num_seqs, partial, switches
+    seed, overlap, num_pages, budget, num_seqs, partial, switches
 ):
     house = make_house(
         num_pages=num_pages,
         page_size=4,
+        overlap=overlap,
         max_num_batched_tokens=budget,
         max_num_seqs=num_seqs,
         max_num_partial_prefills=partial,

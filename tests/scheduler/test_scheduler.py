@@ -265,16 +265,20 @@ def test_a_request_that_fails_later_keeps_nothing_of_the_failing_step_or_its_ope
     assert house.is_idle_and_clean()
 
 
-def test_plan_and_result_come_strictly_in_turn():
+def test_plans_are_answered_in_their_order_and_at_most_two_are_in_flight():
     house = make_house()
     house.add(make_request("a"))
-    plan = house.scheduler.schedule(0.0)
-    with pytest.raises(PlanError, match="step 1 is not answered"):
+    plan, ahead = house.scheduler.schedule(0.0), house.scheduler.schedule(0.0)
+    with pytest.raises(PlanError, match="step 2 is not answered"):
         house.scheduler.schedule(0.0)
+    with pytest.raises(PlanError, match="step 2, which is not the oldest in flight"):
+        house.scheduler.update(ahead, StepResult({"a": [1]}), 0.0)
     with pytest.raises(PlanError, match="no token for request 'a'"):
         house.scheduler.update(plan, StepResult(), 0.0)
+    with pytest.raises(PlanError, match="2 tokens for request 'a', but step 2 is planned on one"):
+        house.scheduler.update(plan, StepResult({"a": [1, 2]}), 0.0)
     house.scheduler.update(plan, house.runner.run(plan), 0.0)
-    with pytest.raises(PlanError, match="not the one in flight"):
+    with pytest.raises(PlanError, match="not the oldest in flight"):
         house.scheduler.update(plan, StepResult(), 0.0)
 
 
@@ -343,7 +347,7 @@ def test_a_growing_history_leaves_earlier_views_and_the_callers_prompt_alone():
     state = RequestState(make_request("a", prompt), 1, 0, ())
     view = state.history
     for token in range(100):
-        state.append(token)
+        state.learn(token)
     assert state.history.tolist() == [*prompt.tolist(), *range(100)]
     assert np.array_equal(view, prompt)
     assert state.num_output == 100
