@@ -14,6 +14,7 @@ from trunkline.runtime.loading import LoadedModel
 from trunkline.runtime.sampling import Grammars, Sampler
 from trunkline.scheduler import Scheduler
 
+from .background import BackgroundRunner
 from .config import EngineConfig
 from .runner import ModelRunner
 
@@ -22,11 +23,13 @@ __all__ = ["Assembly", "assemble"]
 
 @dataclass(frozen=True, slots=True)
 class Assembly:
-    """The parts of an engine."""
+    """The parts of an engine; `launcher` is what plans are given to: `runner`, or somebody who passes them on."""
 
     cache: PrefixCache
     scheduler: Scheduler
     runner: ModelRunner
+    launcher: ModelRunner | BackgroundRunner
+    overlap: bool
     max_model_len: int
     backend_name: str
 
@@ -48,7 +51,9 @@ def assemble(config: EngineConfig, loaded: LoadedModel) -> Assembly:
     sampler = Sampler(loaded.config.vocab_size, device)
     grammars = Grammars(loaded.tokenizer, loaded.config.vocab_size, loaded.eos_token_ids)
     runner = ModelRunner(loaded.model, backend, kv_pool, sampler, device, grammars, host_pool)
-    return Assembly(cache, scheduler, runner, max_model_len, backend_name)
+    overlap = config.overlap if config.overlap is not None else device.type == "cuda"
+    launcher = BackgroundRunner(runner) if overlap and device.type == "cpu" else runner
+    return Assembly(cache, scheduler, runner, launcher, overlap, max_model_len, backend_name)
 
 
 def _num_pages(config: EngineConfig, page_bytes: int, device: torch.device) -> int:

@@ -25,6 +25,7 @@ class EngineConfig:
     attention_backend: auto, or a backend by name.
     max_model_len: tokens a request may have, prompt and output together; None is the model's own limit.
     kv_cache_tokens: size of the page pool; None takes `kv_cache_fraction` of the memory that is free.
+    overlap: the next step is planned and launched while one runs; None does so on a CUDA device only.
     seed: where requests without a seed of their own draw theirs from; None draws it from the system.
 
     Raises ConfigError when a value is out of range.
@@ -38,6 +39,7 @@ class EngineConfig:
     max_model_len: int | None = None
     kv_cache_tokens: int | None = None
     kv_cache_fraction: float = 0.25
+    overlap: bool | None = None
     seed: int | None = None
     radix: RadixConfig = field(default_factory=RadixConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)

@@ -22,7 +22,7 @@ from trunkline.scheduler import Request, SchedulePlan, StepResult, TokenOutput
 from .assembly import Assembly, assemble
 from .batch import run_batch
 from .config import EngineConfig
-from .launched_step import RunnerOutput
+from .launched_step import BrokenStep, RunnerOutput, StepHandle
 from .output_text import OutputText
 from .outputs import Generation, RequestOutput, explained
 from .prompts import Prompt, encode_prompt, limit_output
@@ -85,6 +85,9 @@ class Engine:
         self.cache = parts.cache
         self.scheduler = parts.scheduler
         self.runner = parts.runner
+        self._launcher = parts.launcher
+        self._overlap = parts.overlap
+        self._in_flight: deque[tuple[SchedulePlan, StepHandle]] = deque()
         self._eos_token_ids = frozenset(loaded.eos_token_ids)
         self._clock = clock
         self._seeds = np.random.default_rng(self.config.seed)
@@ -116,7 +119,8 @@ class Engine:
         params.validate_for(self.vocab_size)
         if params.constraint is not None:
             self.runner.grammars.check(params.constraint)
-        name = id if id is not None else f"request-{next(self._numbers)}"
+        number = next(self._numbers)
+        name = id if id is not None else f"request-{number}"
         if name in self._choices:
             raise RequestError(f"a request with id {name!r} is running", "id")
         tokens = self.encode(prompt)
@@ -128,7 +132,8 @@ class Engine:
         self._choices[name] = keys
         try:
             for index in range(params.n):
-                key = f"{name}/{index}"
+                # With the number, since a step may still be computing for an aborted request of the same name.
+                key = f"{name}/{index}#{number}"
                 self.scheduler.add(
                     Request(
                         id=key,
@@ -140,6 +145,7 @@ class Engine:
                         namespace=namespace,
                         arrival_time=now,
                         logits_from=params.logits_from,
+                        is_sequential=params.is_sequential,
                         payload=SamplingState(params, derive_seed(seed, index), ending),
                     ),
                     now,
@@ -155,7 +161,10 @@ class Engine:
         return name
 
     def step(self) -> list[RequestOutput]:
-        """Computes one step and returns what it brought, in the order in which it was scheduled."""
+        """Computes one step and returns what it brought, in the order in which it was scheduled.
+
+        Where steps overlap, the next one is running already when this returns.
+        """
         outputs = [*self._unclaimed, *self._advance()]
         self._unclaimed.clear()
         return outputs
@@ -201,6 +210,8 @@ class Engine:
         finally:
             for name in names:
                 self.abort(name)
+            while self._in_flight and not self._live:
+                self._land()
 
     def generate(
         self,
@@ -265,11 +276,30 @@ class Engine:
         self.scheduler.check()
 
     def _advance(self) -> list[RequestOutput]:
+        if not self._in_flight:
+            self._launch()
+        if self._overlap and self.scheduler.may_schedule:
+            self._launch()
+        return self._land()
+
+    def _launch(self) -> None:
+        """Plans the next step and begins it."""
         plan = self.scheduler.schedule(self._clock())
         if self._unexplained:
             self._explain(plan)
-        result = self._run(plan)
+        handle: StepHandle
+        try:
+            handle = self._launcher.launch(plan)
+        except Exception as error:
+            handle = BrokenStep(error)
+        self._in_flight.append((plan, handle))
+
+    def _land(self) -> list[RequestOutput]:
+        """Waits for the oldest step in flight and takes in what it brought."""
+        plan, handle = self._in_flight[0]
+        result = self._result(plan, handle)
         tokens = self.scheduler.update(plan, result.step, self._clock())
+        self._in_flight.popleft()
         for key, (position, entries) in result.prompt_logprobs.items():
             if (live := self._live.get(key)) is not None:
                 first = live.params.logits_from or 0
@@ -285,10 +315,11 @@ class Engine:
                 explanation = self.cache.explain(prompt, namespace)
                 self._live[request.id].explanation = explained(explanation, request.start)
 
-    def _run(self, plan: SchedulePlan) -> RunnerOutput:
-        """Runs a plan; a step that breaks fails its requests, not the engine."""
+    @staticmethod
+    def _result(plan: SchedulePlan, handle: StepHandle) -> RunnerOutput:
+        """A step's result; a step that breaks fails its requests, not the engine."""
         try:
-            return self.runner.launch(plan).result()
+            return handle.result()
         except Exception as error:
             if not plan.scheduled:
                 raise

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 
 from trunkline.runtime.sampling import Grammars, TokenLogprobs, prompt_logprobs
-from trunkline.runtime.sampling.host_copy import HostCopy
 from trunkline.runtime.sampling.sampler import NON_FINITE, Sampling
+from trunkline.runtime.transfer import HostCopy
 from trunkline.scheduler import ScheduledRequest, StepResult
 
 from .rows import SamplingState, constrained
 
-__all__ = ["LaunchedStep", "RunnerOutput"]
+__all__ = ["BrokenStep", "LaunchedStep", "RunnerOutput", "StepHandle"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,24 @@ class RunnerOutput:
     step: StepResult
     logprobs: Mapping[str, TokenLogprobs] = field(default_factory=dict)
     prompt_logprobs: Mapping[str, tuple[int, Sequence[TokenLogprobs]]] = field(default_factory=dict)
+
+
+class StepHandle(Protocol):
+    """What a launch gives: the promise of the step's result."""
+
+    def result(self) -> RunnerOutput:
+        """Waits for the step; raises what went wrong in it. Steps are asked in the order of their launch."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class BrokenStep:
+    """A step that could not be launched."""
+
+    error: Exception
+
+    def result(self) -> RunnerOutput:
+        raise self.error
 
 
 class LaunchedStep:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -11,12 +12,40 @@ import torch
 from trunkline.attention import AttentionBackend, AttentionMetadata, HostPool, KVPool
 from trunkline.runtime.models import CausalLM
 from trunkline.runtime.sampling import Grammars, Mask, Sampler, Sampling
+from trunkline.runtime.transfer import to_device
 from trunkline.scheduler import ScheduledRequest, SchedulePlan
 
 from .launched_step import LaunchedStep
 from .rows import constrained, logits_rows, num_scored, sample_row
 
 __all__ = ["ModelRunner"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Sampled:
+    """The tokens that a step samples, still on the device: the row of each request in `ids`, int64 [n]."""
+
+    rows: Mapping[str, int] = field(default_factory=dict)
+    ids: torch.Tensor | None = None
+
+    def fill_in(self, scheduled: Sequence[ScheduledRequest], token_ids: torch.Tensor) -> torch.Tensor:
+        """Puts them into the next step's token ids where they are pending, on the device and in stream order.
+
+        Of a step that broke there are none. Its requests have failed, so any token will do in their place.
+        """
+        places, sources = [], []
+        place = 0
+        for request in scheduled:
+            if request.pending:
+                places.append(place)
+                sources.append(self.rows.get(request.id, 0))
+            place += len(request.tokens)
+        if not places:
+            return token_ids
+        device = token_ids.device
+        ids = torch.zeros(1, dtype=torch.int64, device=device) if self.ids is None else self.ids
+        tokens = ids.index_select(0, to_device(np.array(sources), device))
+        return token_ids.index_copy_(0, to_device(np.array(places), device), tokens)
 
 
 class ModelRunner:
@@ -40,6 +69,7 @@ class ModelRunner:
         self._sampler = sampler
         self._device = device
         self._page_size = kv_pool.config.page_size
+        self._last = _Sampled()
 
     @torch.inference_mode()
     def launch(self, plan: SchedulePlan) -> LaunchedStep:
@@ -47,6 +77,7 @@ class ModelRunner:
 
         On a CUDA device all of it is only queued when this returns; the plan's arrays are not needed any more.
         """
+        last, self._last = self._last, _Sampled()
         copy_elapsed = self._move_pages(plan)
         scheduled = plan.scheduled
         if not scheduled:
@@ -56,7 +87,7 @@ class ModelRunner:
         masks = self.grammars.begin(
             [waiting for request in scheduled if (waiting := constrained(request)) is not None]
         )
-        logits = self._forward(scheduled)
+        logits = self._forward(scheduled, last)
         scored: dict[str, torch.Tensor] = {}
         last_rows: list[int] = []
         row = 0
@@ -67,7 +98,7 @@ class ModelRunner:
             row += count + 1
             last_rows.append(row - 1)
         if row != len(last_rows):
-            logits = logits[last_rows]
+            logits = logits[to_device(np.array(last_rows), self._device)]
         sampling, sound = self._sample(scheduled, logits, masks.result() if masks is not None else {})
         return LaunchedStep(
             scheduled,
@@ -86,13 +117,15 @@ class ModelRunner:
         sampling = [index for index, request in enumerate(scheduled) if request.samples]
         if len(sampling) != len(scheduled):
             cut = [index for index, request in enumerate(scheduled) if not request.samples]
-            sound = logits[cut].isfinite().all(dim=-1)
-            logits = logits[sampling]
+            sound = logits[to_device(np.array(cut), self._device)].isfinite().all(dim=-1)
+            logits = logits[to_device(np.array(sampling, dtype=np.int64), self._device)]
         if not sampling:
             return None, sound
         requests = [scheduled[index] for index in sampling]
         by_row = {index: masks[request.id] for index, request in enumerate(requests) if request.id in masks}
-        return self._sampler.begin(logits, [sample_row(request) for request in requests], by_row), sound
+        begun = self._sampler.begin(logits, [sample_row(request) for request in requests], by_row)
+        self._last = _Sampled({request.id: index for index, request in enumerate(requests)}, begun.ids)
+        return begun, sound
 
     def _move_pages(self, plan: SchedulePlan) -> float | None:
         """Host copies leave first: the pages they free may be written by what follows. Returns the swaps' seconds."""
@@ -110,7 +143,7 @@ class ModelRunner:
             self._host_pool.swap_in(plan.swap_in)
         return swapping + time.perf_counter() - started if swaps else None
 
-    def _forward(self, scheduled: Sequence[ScheduledRequest]) -> torch.Tensor:
+    def _forward(self, scheduled: Sequence[ScheduledRequest], last: _Sampled) -> torch.Tensor:
         """Logits [rows, vocab]: for each request its scored positions, then its last one, sampled or not."""
         lengths = np.array([len(request.tokens) for request in scheduled], dtype=np.int32)
         metadata = AttentionMetadata.build(
@@ -121,9 +154,9 @@ class ModelRunner:
         )
         self._backend.plan(metadata)
         rows = [logits_rows(request, end) for request, end in zip(scheduled, np.cumsum(lengths), strict=True)]
-        ids = np.concatenate([request.tokens for request in scheduled])
+        ids = np.concatenate([request.tokens for request in scheduled], dtype=np.int64)
         return self.model.forward(
-            torch.from_numpy(ids.astype(np.int64)).to(self._device),
+            last.fill_in(scheduled, to_device(ids, self._device)),
             self._backend,
-            torch.from_numpy(np.concatenate(rows)).to(self._device),
+            to_device(np.concatenate(rows), self._device),
         )

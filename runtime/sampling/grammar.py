@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
+from threading import Lock
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -53,7 +54,8 @@ class _State:
 
 
 class Grammars:
-    """The grammars of one model's requests. Not thread-safe but for the thread of its own, which computes masks.
+    """The grammars of one model's requests. `check` may be called from any thread; the rest by one caller, beside whom a
+    thread of its own computes masks.
 
     Args:
         tokenizer: gives the bytes of each token.
@@ -65,6 +67,7 @@ class Grammars:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._eos_token_ids = sorted(eos_token_ids)
+        self._lock = Lock()
         self._compiled: OrderedDict[Constraint, LLMatcher] = OrderedDict()
         self._states: OrderedDict[str, _State] = OrderedDict()
 
@@ -131,7 +134,11 @@ class Grammars:
         return not tokens or state.matcher.consume_tokens(list(tokens))
 
     def _template(self, constraint: Constraint) -> LLMatcher:
-        """A matcher at the start, to be copied."""
+        """A matcher at the start, to be copied; for any thread."""
+        with self._lock:
+            return self._compile(constraint)
+
+    def _compile(self, constraint: Constraint) -> LLMatcher:
         from llguidance import LLMatcher
 
         found = self._compiled.get(constraint)

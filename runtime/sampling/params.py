@@ -127,6 +127,12 @@ class SamplingParams:
         return self.temperature < GREEDY_BELOW or self.top_k == 1
 
     @property
+    def is_sequential(self) -> bool:
+        """Whether a token can be sampled only when those before it are known on the host."""
+        penalised = self.frequency_penalty or self.presence_penalty or self.repetition_penalty != 1.0
+        return self.constraint is not None or bool(penalised)
+
+    @property
     def logits_from(self) -> int | None:
         """The first prompt position whose logits are wanted: they score the token behind it. None: no position's."""
         return None if self.prompt_logprobs is None else max(0, self.prompt_logprobs_start - 1)

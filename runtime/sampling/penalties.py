@@ -9,6 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from trunkline.runtime.transfer import to_device
+
 from .params import SamplingParams
 
 __all__ = ["SampleRow", "adjust_logits", "restrict_logits"]
@@ -62,7 +64,7 @@ def restrict_logits(
     if masks and adjusted is logits:
         adjusted = logits.clone()
     for index, mask in masks.items():
-        adjusted[index].add_(torch.from_numpy(mask).to(adjusted.device))
+        adjusted[index].add_(to_device(mask, adjusted.device))
     return adjusted
 
 
@@ -84,7 +86,7 @@ def _add(logits: torch.Tensor, terms: Sequence[tuple[int, Indices, npt.NDArray[n
     if not terms:
         return
     row_ids, token_ids = _positions([(index, ids) for index, ids, _ in terms], logits.device)
-    values = torch.from_numpy(np.concatenate([values for _, _, values in terms])).to(logits.device)
+    values = to_device(np.concatenate([values for _, _, values in terms]), logits.device)
     logits.index_put_((row_ids, token_ids), values, accumulate=True)
 
 
@@ -106,4 +108,4 @@ def _positions(
     """Row numbers and token ids, flat, of pairs (row, token ids)."""
     row_ids = np.repeat([index for index, _ in tokens], [len(ids) for _, ids in tokens])
     token_ids = np.concatenate([ids for _, ids in tokens])
-    return torch.from_numpy(row_ids).to(device), torch.from_numpy(token_ids).to(device)
+    return to_device(row_ids, device), to_device(token_ids, device)

@@ -9,9 +9,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from trunkline.runtime.transfer import HostCopy, to_device
+
 from .drawing import draw
 from .grammar import Mask
-from .host_copy import HostCopy
 from .logprobs import TokenLogprobs, token_logprobs
 from .penalties import SampleRow, adjust_logits, restrict_logits
 from .randomness import uniforms
@@ -114,7 +115,7 @@ class Sampler:
         drawing = [rows[index] for index in drawn]
         numbers = uniforms([row.seed for row in drawing], [row.num_output_tokens for row in drawing])
         tokens = draw(take(adjusted, drawn), [row.params for row in drawing], heights[drawn], numbers)
-        ids[torch.tensor(drawn, device=ids.device)] = torch.from_numpy(tokens).to(ids.device)
+        ids.index_copy_(0, to_device(np.array(drawn), ids.device), to_device(tokens, ids.device))
 
 
 def _failures(logits: torch.Tensor, peaks: Floats) -> dict[int, str]:
