@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from tests.fakes.async_runner import FakeAsyncRunner
 from trunkline.radix import RadixConfig
 from trunkline.runtime.engine import Engine, EngineConfig, Generation
 from trunkline.runtime.loading import LoadedModel, Tokenizer, load_model, load_tokenizer
@@ -75,16 +76,30 @@ def weight_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def make_engine(
-    loaded: LoadedModel | None = None, *, tokens: int = 4096, page_size: int = 16, **scheduler: Any
+    loaded: LoadedModel | None = None,
+    *,
+    tokens: int = 4096,
+    page_size: int = 16,
+    overlap: bool = False,
+    **scheduler: Any,
 ) -> Engine:
     """An engine with a pool of `tokens` tokens; further keywords are settings of the scheduler."""
     config = EngineConfig(
         kv_cache_tokens=tokens,
+        overlap=overlap,
         seed=0,
         radix=RadixConfig(page_size=page_size),
         scheduler=SchedulerConfig(**scheduler),
     )
     return Engine(config, loaded=loaded or tiny_model())
+
+
+def make_late_engine(loaded: LoadedModel | None = None, **settings: Any) -> tuple[Engine, FakeAsyncRunner]:
+    """An engine whose steps overlap, on a device that computes nothing before a result is asked for."""
+    engine = make_engine(loaded, overlap=True, **settings)
+    device = FakeAsyncRunner(engine.runner)
+    engine._launcher = device
+    return engine, device
 
 
 def random_prompt(length: int, seed: int) -> list[int]:

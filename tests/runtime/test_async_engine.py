@@ -99,6 +99,28 @@ def test_requests_stream_are_refused_and_aborted_and_the_cache_is_seen(config: E
     run(scenario())
 
 
+def test_streams_of_an_engine_whose_steps_overlap_are_those_of_one_in_turn(config: EngineConfig) -> None:
+    async def answers(overlap: bool) -> list[list[int]]:
+        engine = await AsyncEngine.start(replace(config, overlap=overlap))
+        try:
+            doomed = engine.submit(ids(30, seed=3), LONG)
+            await anext(doomed)
+            streams = [engine.submit(ids(20 + number, seed=number), GREEDY) for number in range(12)]
+            found = list(await asyncio.gather(*map(collect, streams)))
+            await doomed.aclose()
+            while engine.stats().num_pages_in_use:  # the step in flight still writes the aborted one's
+                await engine.check()
+            await until_idle(engine)
+            return found
+        finally:
+            await engine.stop()
+
+    async def scenario() -> None:
+        assert await answers(True) == await answers(False)
+
+    run(scenario())
+
+
 def test_a_slow_reader_finds_the_rest_merged(config: EngineConfig) -> None:
     async def scenario() -> None:
         engine = await AsyncEngine.start(config)
