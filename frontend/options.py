@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -59,9 +60,9 @@ class EngineOptions:
 
     def start(self) -> Engine:
         """Loads the model; the settings are checked first."""
-        from trunkline.runtime.engine import Engine, EngineConfig
+        from trunkline.runtime.engine import Engine
 
-        base = read_engine_config(self.config) if self.config is not None else EngineConfig()
+        base = read_engine_config(self.config)
         typed = {
             name: value
             for name in ("model", "quantization", "max_model_len", "kv_cache_tokens")
@@ -72,26 +73,30 @@ class EngineOptions:
         return Engine(replace(base, **typed))
 
 
-def read_engine_config(path: Path) -> EngineConfig:
+def read_engine_config(path: Path | None, radix: Mapping[str, Any] | None = None) -> EngineConfig:
     """An `EngineConfig` from YAML: its own fields on the top level, `radix:` and `scheduler:` below.
 
-    Raises ConfigError on a file that can't be read, a field nobody knows and a value out of range.
+    `radix` are settings of that room for which the file, if there is one, may have other values. Raises ConfigError
+    on a file that can't be read, a field nobody knows and a value out of range.
     """
     from trunkline.radix import RadixConfig
     from trunkline.runtime.engine import EngineConfig
     from trunkline.scheduler import SchedulerConfig
 
+    top = _checked({} if path is None else _read(path), EngineConfig, str(path))
+    for name, room, defaults in (("radix", RadixConfig, radix or {}), ("scheduler", SchedulerConfig, {})):
+        where = f"{path}, {name}"
+        top[name] = _construct(room, {**defaults, **_checked(top.get(name, {}), room, where)}, where)
+    return _construct(EngineConfig, top, str(path))
+
+
+def _read(path: Path) -> Any:
     try:
-        settings = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        return yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     except OSError as error:
         raise ConfigError(f"config {path}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"config {path} is not YAML: {' '.join(str(error).split())}") from None
-    top = _checked(settings, EngineConfig, str(path))
-    for name, room in (("radix", RadixConfig), ("scheduler", SchedulerConfig)):
-        if name in top:
-            top[name] = _construct(room, _checked(top[name], room, f"{path}, {name}"), f"{path}, {name}")
-    return _construct(EngineConfig, top, str(path))
 
 
 def _checked(settings: Any, config: type, where: str) -> dict[str, Any]:

@@ -133,10 +133,8 @@ def _run(settings: ServerSettings, config: Path | None, typed: dict[str, Any], l
 
 
 def _engine_config(path: Path | None, typed: dict[str, Any]) -> EngineConfig:
-    """What the file says; what was typed goes before it."""
-    from trunkline.runtime.engine.config import EngineConfig
-
-    base = read_engine_config(path) if path is not None else EngineConfig()
+    """What the file says; what was typed goes before it. Evicted pages are remembered, unless the file says no."""
+    base = read_engine_config(path, radix={"explain": True})
     return replace(base, **{name: value for name, value in typed.items() if value is not None})
 
 

@@ -135,3 +135,21 @@ def test_the_model_answers_to_all_its_names_and_no_other(tenants: Server) -> Non
     for name, status in (("alias", 200), ("second/alias", 200), ("tiny", 404)):
         response = tenants.post("/v1/completions", {"model": name, "prompt": "x", "max_tokens": 1})
         assert response.status_code == status
+
+
+@pytest.mark.parametrize("settings", [None, "radix: {explain: false}", "radix: {eviction_policy: lfu}"])
+def test_evicted_is_told_from_never_seen_unless_the_file_says_no(
+    tiny_folder: Path, tmp_path: Path, settings: str | None
+) -> None:
+    options = ["--kv-cache-tokens", "512"]
+    if settings is not None:
+        (tmp_path / "engine.yaml").write_text(settings)
+        options += ["--config", str(tmp_path / "engine.yaml")]
+    server = Server(tiny_folder, *options).started()
+    prompt = list(range(100, 400))
+    for asked in (prompt, [7] * 400):
+        server.complete(asked)
+    answer = server.complete(prompt, trunkline={"cache": True})
+    reasons = {part["reason"] for part in answer["trunkline"]["cache"]["parts"]}
+    assert ("evicted" in reasons) == (settings != "radix: {explain: false}")
+    assert server.stop() == 0
