@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
@@ -99,7 +100,7 @@ async def answer(
         try:
             running = await unless_gone(request.receive, begun)
         except RequestError as error:
-            raise _in_its_words(body, error) from None
+            raise await _in_its_words(body, error) from None
         if body.stream:
             events = _events(running, body.include_usage)
             return EventStream(events, stack.pop_all().aclose, record, service.settings.slow_reader_timeout)
@@ -152,11 +153,12 @@ async def _begin(
     return _Running(generation, prepared.layout, tally, ledger, first)
 
 
-def _in_its_words(body: GenerationRequest, error: RequestError) -> ApiError:
+async def _in_its_words(body: GenerationRequest, error: RequestError) -> ApiError:
     """An error of the engine's, which says `constraint`, by the name of the request's own field."""
-    if error.param == "constraint" and body.constraining:
-        return invalid(f"{body.constraining[0]}: {error}", body.constraining[0], "invalid_value")
-    return from_exception(error)
+    if error.param != "constraint":
+        return from_exception(error)
+    name, message = await asyncio.to_thread(body.explained, str(error))
+    return invalid(message, name, "invalid_value")
 
 
 async def _events(running: _Running, include_usage: bool) -> AsyncIterator[bytes]:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 __all__ = [
+    "CalledFunction",
     "ChatChoice",
     "ChatChunk",
     "ChatCompletion",
@@ -21,12 +22,15 @@ __all__ = [
     "Detokenized",
     "Explained",
     "Flushed",
+    "FunctionDelta",
     "Health",
     "Model",
     "ModelList",
     "PromptTokensDetails",
     "TokenLogprob",
     "Tokenized",
+    "ToolCall",
+    "ToolCallDelta",
     "Usage",
     "Vendor",
 ]
@@ -77,11 +81,27 @@ class ChatLogprobs(msgspec.Struct, frozen=True):
     content: list[ChatTokenLogprob]
 
 
-class ChatMessage(msgspec.Struct, frozen=True):
-    """What the model says."""
+class CalledFunction(msgspec.Struct, frozen=True):
+    """The function to call, and its arguments as JSON text."""
 
-    content: str
+    name: str
+    arguments: str
+
+
+class ToolCall(msgspec.Struct, frozen=True):
+    """A call that the model wants made."""
+
+    id: str
+    function: CalledFunction
+    type: Literal["function"] = "function"
+
+
+class ChatMessage(msgspec.Struct, frozen=True):
+    """What the model says; `content` is null where it only calls."""
+
+    content: str | None
     role: Literal["assistant"] = "assistant"
+    tool_calls: list[ToolCall] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatChoice(msgspec.Struct, frozen=True):
@@ -105,11 +125,28 @@ class ChatCompletion(msgspec.Struct, frozen=True):
     trunkline: Vendor | msgspec.UnsetType = msgspec.UNSET
 
 
+class FunctionDelta(msgspec.Struct, frozen=True):
+    """The function's name, or what a chunk adds to its arguments."""
+
+    arguments: str
+    name: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class ToolCallDelta(msgspec.Struct, frozen=True):
+    """A call that begins, with its id and name, or what a chunk adds to the call at `index`."""
+
+    index: int
+    function: FunctionDelta
+    id: str | msgspec.UnsetType = msgspec.UNSET
+    type: Literal["function"] | msgspec.UnsetType = msgspec.UNSET
+
+
 class Delta(msgspec.Struct, frozen=True):
-    """What a chunk adds to a message."""
+    """What a chunk adds to a message; `content` is null at the start of one that can only call."""
 
     role: Literal["assistant"] | msgspec.UnsetType = msgspec.UNSET
-    content: str | msgspec.UnsetType = msgspec.UNSET
+    content: str | msgspec.UnsetType | None = msgspec.UNSET
+    tool_calls: list[ToolCallDelta] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChunkChoice(msgspec.Struct, frozen=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -17,6 +17,8 @@ from trunkline.runtime.loading import ChatPrompt, Tokenizer, Transcripts
 
 from .errors import invalid
 from .messages import Message
+from .tool_prompts import ToolPrompts
+from .tools import Tool
 
 __all__ = ["PromptEncoder"]
 
@@ -30,6 +32,7 @@ class PromptEncoder:
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, max_model_len: int) -> None:
         self.tokenizer = tokenizer
         self.transcripts = Transcripts()
+        self._tool_prompts = ToolPrompts(tokenizer)
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
         self._longest_token = max(len(tokenizer.id_to_bytes(id)) for id in range(tokenizer.vocab_size))
@@ -73,28 +76,31 @@ class PromptEncoder:
     async def chat(
         self,
         messages: Sequence[Message],
+        tools: Sequence[Tool] = (),
         *,
         add_generation_prompt: bool,
         continue_final: bool,
         namespace: Namespace | None = None,
     ) -> ChatPrompt:
-        """A conversation in the chat template; raises ChatTemplateError.
+        """A conversation in the chat template, with the tools it may use; raises ChatTemplateError.
 
         With a `namespace`, answers that were given in it are the tokens that were generated.
         """
-        size = sum(len(message.content.encode()) for message in messages)
+        size = sum(message.num_bytes for message in messages)
         self._require_bytes(size, "messages")
-        given: list[dict[str, Any]] = [message.for_template() for message in messages]
-        return await self._run(
-            size,
-            lambda: self.tokenizer.render_chat(
+
+        def render() -> ChatPrompt:
+            given, known = self._tool_prompts.prepared(messages, tools)
+            return self.tokenizer.render_chat(
                 given,
+                tools=known,
                 add_generation_prompt=add_generation_prompt,
                 continue_final=continue_final,
                 transcripts=self.transcripts if namespace is not None else None,
                 space="\0".join(namespace or ()),
-            ),
-        )
+            )
+
+        return await self._run(size, render)
 
     async def decode(self, ids: Sequence[int], *, skip_special: bool) -> str:
         """The text of token ids."""

@@ -60,6 +60,7 @@ def tokenizer_router(service: Service, router: APIRouter) -> None:
         if body.messages is not None:
             prompt = await service.encoder.chat(
                 body.messages,
+                body.tools or (),
                 add_generation_prompt=body.add_generation_prompt and not body.continue_final_message,
                 continue_final=body.continue_final_message,
             )

@@ -10,9 +10,12 @@ from trunkline.runtime.sampling import Constraint, SamplingParams
 from trunkline.runtime.sampling.constraint import MAX_SOURCE
 from trunkline.runtime.sampling.params import MAX_CHOICES, MAX_LOGPROBS
 
+from .errors import shown
 from .fields import LogitBias, Prompts, Stop, StopTokenIds
 from .messages import Message
 from .schema_parts import RequestBody, ResponseFormat, StreamOptions, TrunklineOptions, whole
+from .tool_calls import Calling
+from .tools import ToolChoiceField, Tools
 
 __all__ = [
     "ChatRequest",
@@ -114,18 +117,20 @@ class GenerationRequest(RequestBody):
             return Constraint.choices(self.choices)
         return self.response_format.constraint() if self.response_format is not None else None
 
+    def explained(self, reason: str) -> tuple[str, str]:
+        """The field that is at fault where the engine refused the constraint for a reason, and what to say."""
+        name = self.constraining[0]
+        return name, f"{name}: {reason}"
+
     def sampling(self, **more: Any) -> SamplingParams:
         """The sampling options; a field that is absent or null keeps its default."""
         given = {name: value for name in SAMPLING_FIELDS if (value := getattr(self, name)) is not None}
         return SamplingParams(**given, constraint=self.constraint(), **more)
 
 
-_NO_TOOLS: dict[str, tuple[Any, ...]] = {
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
+_NOT_IN_CHAT: dict[str, tuple[Any, ...]] = {
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "parallel_tool_calls": (True, False),
     "modalities": (["text"],),
     "audio": (),
     "prediction": (),
@@ -138,7 +143,7 @@ _NO_TOOLS: dict[str, tuple[Any, ...]] = {
 class ChatRequest(GenerationRequest):
     """`POST /v1/chat/completions`."""
 
-    not_built: ClassVar[dict[str, tuple[Any, ...]]] = _NO_TOOLS
+    not_built: ClassVar[dict[str, tuple[Any, ...]]] = _NOT_IN_CHAT
 
     messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES)
     max_completion_tokens: int | None = Field(default=None, ge=1)
@@ -146,6 +151,9 @@ class ChatRequest(GenerationRequest):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
     continue_final_message: bool = False
+    tools: Tools | None = None
+    tool_choice: ToolChoiceField | None = None
+    parallel_tool_calls: bool | None = None
 
     @model_validator(mode="after")
     def _check_chat(self) -> ChatRequest:
@@ -155,6 +163,47 @@ class ChatRequest(GenerationRequest):
         if len(both) > 1:
             raise whole("max_tokens", "max_tokens and max_completion_tokens differ; give only one of them")
         return self
+
+    @model_validator(mode="after")
+    def _check_tools(self) -> ChatRequest:
+        choice = self.tool_choice
+        if choice is not None and choice.mode in ("required", "named") and not self.tools:
+            raise whole("tool_choice", "tool_choice needs tools to choose from")
+        known = [tool.function.name for tool in self.tools or ()]
+        if choice is not None and choice.mode == "named" and choice.name not in known:
+            raise whole("tool_choice", f"tool_choice: there is no tool {shown(choice.name)} among tools")
+        if self.calling is not None and self.calling.must:
+            for name in ("stop", "stop_token_ids", "continue_final_message"):
+                if getattr(self, name):
+                    raise whole(name, f"{name} and a tool_choice that forces a call exclude each other")
+        return self
+
+    @property
+    def calling(self) -> Calling | None:
+        """Which tools the answer may call, and how; None where it can't call any."""
+        mode = self.tool_choice.mode if self.tool_choice is not None else "auto"
+        if not self.tools or mode == "none":
+            return None
+        functions = [tool.function for tool in self.tools]
+        if self.tool_choice is not None and mode == "named":
+            functions = [function for function in functions if function.name == self.tool_choice.name]
+        several = mode != "named" and self.parallel_tool_calls is not False
+        return Calling(tuple(functions), mode in ("required", "named"), mode == "named", several)
+
+    @property
+    def constraining(self) -> list[str]:
+        return [*super().constraining, *(["tools"] if self.calling is not None else [])]
+
+    def constraint(self) -> Constraint | None:
+        return self.calling.constraint() if self.calling is not None else super().constraint()
+
+    def explained(self, reason: str) -> tuple[str, str]:
+        problem = self.calling.problem() if self.calling is not None else None
+        if problem is None:
+            return super().explained(reason)
+        index = next(n for n, tool in enumerate(self.tools or ()) if tool.function.name == problem[0])
+        where = f"tools[{index}].function.parameters"
+        return where, f"{where} is not a schema that is supported: {problem[1]}"
 
     @property
     def limit(self) -> int | None:
@@ -202,6 +251,7 @@ class TokenizeRequest(RequestBody):
     model: str | None = None
     prompt: str | None = None
     messages: list[Message] | None = Field(default=None, min_length=1, max_length=MAX_MESSAGES)
+    tools: Tools | None = None
     add_special_tokens: bool = True
     allow_special_tokens: bool = False
     add_generation_prompt: bool = True
@@ -212,6 +262,8 @@ class TokenizeRequest(RequestBody):
     def _check_one(self) -> TokenizeRequest:
         if (self.prompt is None) == (self.messages is None):
             raise whole("prompt", "give either prompt or messages")
+        if self.tools and self.messages is None:
+            raise whole("tools", "tools is only allowed with messages")
         if (
             self.continue_final_message
             and self.add_generation_prompt

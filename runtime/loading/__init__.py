@@ -6,6 +6,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from .chat_template import JsonText
 from .source import EMBEDDED_NAME
 from .tokenizer import ChatPrompt, Tokenizer
 from .tokenizer_loader import load_tokenizer
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = [
     "EMBEDDED_NAME",
     "ChatPrompt",
+    "JsonText",
     "LoadedModel",
     "Tokenizer",
     "Transcripts",

@@ -42,6 +42,21 @@ _EXAMINING = frozenset(
 _MEASURING = frozenset({"count", "length"})
 
 
+class JsonText(dict[str, Any]):
+    """A JSON object that templates write as it was spelled, where they write it with `tojson`.
+
+    So the arguments of a call that a model made come back to it token by token. Raises ValueError for text that is
+    no JSON object.
+    """
+
+    def __init__(self, source: str) -> None:
+        value = json.loads(source)
+        if not isinstance(value, dict):
+            raise ValueError("not a JSON object")
+        super().__init__(value)
+        self.json_source = source
+
+
 class ChatTemplate:
     """One compiled template. `names` are the variables it may use for control tokens (`bos_token`, …)."""
 
@@ -173,6 +188,8 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
+    if isinstance(value, JsonText):
+        return value.json_source
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
@@ -198,6 +215,8 @@ def _strings(value: Any) -> list[str]:
         if isinstance(item, str):
             found.append(item)
         elif isinstance(item, Mapping):
+            if isinstance(item, JsonText):
+                found.append(item.json_source)
             pending.extend(item.keys())
             pending.extend(item.values())
         elif isinstance(item, Sequence):

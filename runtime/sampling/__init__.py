@@ -1,7 +1,7 @@
 """From logits to tokens: validated options, the sampler, log-probabilities."""
 
-from .constraint import Constraint
-from .grammar import Grammars, Mask, Waiting
+from .constraint import Constraint, json_rule
+from .grammar import Grammars, Mask, Waiting, reason_against
 from .logprobs import LOGPROB_FLOOR, TokenLogprob, TokenLogprobs, prompt_logprobs
 from .params import InvalidSamplingParams, SamplingParams
 from .penalties import SampleRow
@@ -23,5 +23,7 @@ __all__ = [
     "TokenLogprobs",
     "Waiting",
     "derive_seed",
+    "json_rule",
     "prompt_logprobs",
+    "reason_against",
 ]

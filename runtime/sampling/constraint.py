@@ -9,10 +9,12 @@ from typing import Any, Literal, get_args
 
 from trunkline.runtime.errors import RequestError
 
-__all__ = ["Constraint"]
+__all__ = ["Constraint", "json_rule", "laid_out"]
 
 Kind = Literal["regex", "choices", "json_schema", "ebnf"]
 MAX_SOURCE = 1 << 20
+# As json.dumps writes it: a model that likes blanks could fill its whole answer with them otherwise.
+JSON_LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,3 +82,13 @@ class Constraint:
     def ebnf(cls, grammar: str) -> Constraint:
         """The answer is derived from `start` of a grammar in Lark's form of EBNF."""
         return cls("ebnf", grammar)
+
+
+def json_rule(schema: Mapping[str, Any]) -> str:
+    """The right side of a rule of `Constraint.ebnf`: JSON that `schema` accepts, laid out as by `json_schema`."""
+    return f"%json {laid_out(schema)}"
+
+
+def laid_out(schema: Mapping[str, Any]) -> str:
+    """A schema as llguidance reads it, which says how the JSON is laid out."""
+    return json.dumps({**schema, "x-guidance": JSON_LAYOUT})

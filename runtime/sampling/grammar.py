@@ -21,14 +21,14 @@ import numpy.typing as npt
 
 from trunkline.runtime.errors import RequestError
 
-from .constraint import Constraint
+from .constraint import Constraint, laid_out
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
     from trunkline.runtime.loading import Tokenizer
 
-__all__ = ["Grammars", "Mask", "Waiting"]
+__all__ = ["Grammars", "Mask", "Waiting", "reason_against"]
 
 MAX_STATES = 1024
 MAX_COMPILED = 256
@@ -145,9 +145,9 @@ class Grammars:
         if found is None:
             found = LLMatcher(self._guide, _grammar(constraint), log_level=0)
             if found.is_error():
-                reason = " ".join(found.get_error().split())[:300]
                 raise RequestError(
-                    f"{constraint.kind} is not a grammar that is supported: {reason}", "constraint"
+                    f"{constraint.kind} is not a grammar that is supported: {_short(found.get_error())}",
+                    "constraint",
                 )
             if np.isneginf(self._mask(found.deep_copy())).all():
                 raise RequestError(
@@ -186,6 +186,17 @@ class _Vocabulary:
         return ids
 
 
+def reason_against(constraint: Constraint) -> str | None:
+    """Why a source is no grammar, in the grammar's own words, or None; without a tokenizer, in milliseconds."""
+    from llguidance import LLMatcher
+
+    return _short(LLMatcher.validate_grammar(_grammar(constraint))) or None
+
+
+def _short(reason: str) -> str:
+    return " ".join(reason.split())[:300]
+
+
 def _grammar(constraint: Constraint) -> str:
     """The source in llguidance's own form."""
     from llguidance import LLMatcher
@@ -194,11 +205,7 @@ def _grammar(constraint: Constraint) -> str:
         case "regex":
             return LLMatcher.grammar_from_regex(constraint.source)
         case "json_schema":
-            # As json.dumps writes it: a model that likes blanks could fill its whole answer with them otherwise.
-            return LLMatcher.grammar_from_json_schema(
-                constraint.source,
-                overrides={"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "},
-            )
+            return LLMatcher.grammar_from_json_schema(laid_out(json.loads(constraint.source)))
         case "choices":
             texts = [json.dumps(text, ensure_ascii=False) for text in json.loads(constraint.source)]
             return LLMatcher.grammar_from_lark(f"start: {' | '.join(texts)}")

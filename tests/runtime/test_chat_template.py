@@ -8,7 +8,7 @@ import pytest
 
 from tests.runtime import chat_templates as styles
 from trunkline.runtime.errors import ChatTemplateError, RequestError
-from trunkline.runtime.loading import Tokenizer, load_tokenizer
+from trunkline.runtime.loading import JsonText, Tokenizer, load_tokenizer
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "data" / "smollm2_tokens.json").read_text())
 USER = [{"role": "user", "content": "hello world"}]
@@ -251,3 +251,16 @@ def test_the_last_part_of_a_message_in_parts_can_be_continued(tmp_path: Path) ->
 def test_a_lone_surrogate_in_a_message_is_refused(smollm: Tokenizer) -> None:
     with pytest.raises(RequestError, match=r"lone surrogate U\+D83D"):
         smollm.render_chat([{"role": "user", "content": "\ud83d"}])
+
+
+def test_arguments_are_written_as_they_were_spelled(tmp_path: Path) -> None:
+    source = '{"b":1e2,  "a": "\\u0041<|im_end|>", "b": 2}'
+    call = {"type": "function", "function": {"name": "f", "arguments": JsonText(source)}}
+    tokenizer = styles.tokenizer(tmp_path, styles.CHATML)
+    prompt = tokenizer.render_chat([{"role": "assistant", "content": "", "tool_calls": [call]}])
+    assert f'"arguments": {source}}}' in prompt.text
+    own = tokenizer.token_to_id("<|im_end|>")
+    assert prompt.ids.tolist().count(own) == 2  # that of the system message, and its own
+    for wrong in ("[1]", "{", "5"):
+        with pytest.raises(ValueError, match=r"."):
+            JsonText(wrong)

@@ -98,7 +98,6 @@ def test_a_value_out_of_range_is_refused_by_name(server: Server, field: str, val
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens"),
         ({"max_completion_tokens": 0}, "max_completion_tokens"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"functions": [{"name": "f"}]}, "functions"),
         ({"modalities": ["text", "audio"]}, "modalities"),
