@@ -51,6 +51,9 @@ def chat_router(service: Service, router: APIRouter) -> None:
 def _check_last(body: ChatRequest) -> None:
     """Who speaks last decides whether there is anything to answer, or to continue."""
     last = body.messages[-1].role
+    if body.continue_final_message and body.messages[-1].tool_calls:
+        where = f"messages[{len(body.messages) - 1}].tool_calls"
+        raise invalid(f"{where}: continue_final_message can't go on behind calls", where, "invalid_value")
     where = f"messages[{len(body.messages) - 1}].role"
     if body.continue_final_message and last != "assistant":
         raise invalid(

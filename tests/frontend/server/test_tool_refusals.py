@@ -91,6 +91,12 @@ def test_a_call_that_was_none_is_refused_by_its_place(server: Server, messages: 
     assert refused(server, [*messages, USER])["param"] == param
 
 
+def test_nothing_goes_on_behind_a_call(server: Server) -> None:
+    messages = [USER, {"role": "assistant", "content": "a", "tool_calls": [call()]}]
+    error = refused(server, messages, continue_final_message=True)
+    assert error["param"] == "messages[1].tool_calls"
+
+
 def refused(server: Server, messages: Any, **fields: Any) -> dict[str, Any]:
     body = {"model": server.name, "messages": messages, "max_tokens": 4, **fields}
     return error_of(server.post("/v1/chat/completions", body), 400)
