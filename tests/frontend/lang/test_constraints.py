@@ -7,6 +7,7 @@ import re
 import pytest
 from pydantic import BaseModel, ConfigDict
 
+from benchmarks.language import constrained, fault
 from tests.frontend.lang.endpoint import Endpoint, completion
 from tests.frontend.lang.programs import ToyBackend
 from tests.frontend.server.serving import Server
@@ -107,3 +108,12 @@ def test_openai_endpoint_is_asked_for_json_in_a_conversation_and_refuses_the_res
             assert asked["response_format"]["json_schema"]["strict"] is True
 
     asyncio.run(main())
+
+
+def test_answers_to_schemas_of_three_difficulties_and_a_regex_all_parse_and_validate() -> None:
+    engine = make_engine(tokens=16384)
+    assert constrained(engine, 120) == []
+    assert fault("flat", '{"name": "a", "age": 151}') == "151 is greater than the maximum of 150"
+    assert fault("lists", '{"kind": ') is not None
+    assert fault("regex", "Order 1") == "does not match"
+    assert_idle(engine)
