@@ -205,3 +205,10 @@ def test_mmlu_in_shuffled_order_computes_each_subject_once_in_a_small_pool() -> 
     assert stats.num_computed_tokens == computed
     assert stats.num_saved_tokens >= 0.99 * stats.best_saved
     assert_idle(engine)
+
+
+def test_progress_goes_on_past_an_item_that_fails(capsys: pytest.CaptureFixture[str]) -> None:
+    ask.using(ToyBackend(broken=["bad"])).run_batch(["a", "bad", "c"], progress=True)
+    err = " ".join(capsys.readouterr().err.split())
+    assert "3/3" in err
+    assert "3 items (1 failed)" in err

@@ -184,3 +184,28 @@ def test_eight_branches_compute_two_thousand_tokens_once() -> None:
     assert len(result["x"]) == 8
     assert engine.stats().num_computed_tokens < length + 10 * 12
     assert_idle(engine)
+
+
+def test_empty_fork_then_text_reaches_a_real_engine_as_that_text() -> None:
+    engine = make_engine()
+
+    @function(temperature=0.0, max_tokens=3)
+    def program(s: State) -> None:
+        first, second = s.fork(2)
+        (inner,) = first.fork(1)
+        inner += "one" + gen("x")
+        second += gen("x")
+
+    result = program.using(engine).run()
+    assert result.text() == ""
+    assert engine.stats().num_generated_tokens == 6
+    assert_idle(engine)
+
+
+def test_join_in_another_mode_is_refused() -> None:
+    @function
+    def program(s: State) -> None:
+        s.fork(2).join("sum")
+
+    with pytest.raises(LangError, match="mode 'sum' is neither gather nor concatenate"):
+        program.using(ToyBackend()).run()

@@ -193,6 +193,7 @@ def test_requests_wait_for_their_turn_and_those_that_share_a_prefix_go_together(
         async with Endpoint(lambda path, body: completion("ok")) as endpoint:
             remote = OpenAIBackend(endpoint.url, "m", max_concurrency=1)
             await program.using(remote).arun_batch(["b1", "a1", "c1", "b2", "a2", "c2"])
+            assert {body["max_tokens"] for body in endpoint.bodies} == {256}
             return [body["prompt"] for body in endpoint.bodies]
 
     assert asyncio.run(main()) == ["a1", "a2", "b1", "b2", "c1", "c2"]
