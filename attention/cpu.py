@@ -7,7 +7,7 @@ import torch
 
 from trunkline.errors import ConfigError
 
-from . import native
+from . import native, structs
 from .base import check_metadata, check_pool
 from .config import AttentionConfig
 from .kv_pool import KVPool
@@ -29,65 +29,77 @@ class CpuBackend:
     def __init__(self, config: AttentionConfig, pool: KVPool, level: str | None = None) -> None:
         """Binds to a pool of float32 or bfloat16 in host memory; raises ConfigError, NativeUnavailable."""
         check_pool(config, pool)
-        if pool.device.type != "cpu" or pool.dtype not in native.STORAGE:
+        if pool.device.type != "cpu" or pool.dtype not in structs.STORAGE:
             raise ConfigError(f"attention: the cpu backend has no kernels for {pool.dtype} on {pool.device}")
         if config.head_dim > _MAX_HEAD_DIM:
             raise ConfigError(
                 f"attention: head_dim is {config.head_dim}; the cpu backend takes {_MAX_HEAD_DIM}"
             )
-        self._config = config
+        self.config = config
         self._pool = pool
-        self._library = native.library(level)
+        self.library = native.library(level)
         self._metadata: AttentionMetadata | None = None
         advise_huge_pages(pool.data)
-        shape = native.Shape(config.num_heads, config.num_kv_heads, config.head_dim, config.page_size)
-        self._attention = ctypes.c_void_p(self._library.attention_new(shape))
-        weakref.finalize(self, self._library.attention_free, self._attention)
-        self._layer = native.Layer(
+        shape = structs.Shape(config.num_heads, config.num_kv_heads, config.head_dim, config.page_size)
+        self.attention = ctypes.c_void_p(self.library.attention_new(shape))
+        weakref.finalize(self, self.library.attention_free, self.attention)
+        self._strides = structs.Layer(
             page_stride=pool.k[0].stride(0),
             slot_stride=pool.k[0].stride(1),
             kv_head_stride=pool.k[0].stride(2),
             scale=config.scale,
             soft_cap=config.logits_soft_cap or 0.0,
-            storage=native.STORAGE[pool.dtype],
+            storage=structs.STORAGE[pool.dtype],
         )
 
     @property
     def level(self) -> str:
         """The instruction set in use."""
-        return self._library.level
+        return self.library.level
+
+    @property
+    def metadata(self) -> AttentionMetadata:
+        """Of the step that is planned."""
+        assert self._metadata is not None, "forward before plan"
+        return self._metadata
+
+    def layer(self, layer: int) -> structs.Layer:
+        """A layer's pages and window, for the kernels."""
+        job = structs.Layer.from_buffer_copy(self._strides)
+        job.k, job.v = self._pool.k[layer].data_ptr(), self._pool.v[layer].data_ptr()
+        job.window = self.config.window(layer) or 0
+        return job
 
     def plan(self, metadata: AttentionMetadata) -> None:
         """See AttentionBackend."""
         check_metadata(metadata, self._pool)
         self._metadata = metadata  # the kernels read its arrays until the next plan
-        step = native.Step(
+        step = structs.Step(
             metadata.qo_indptr.ctypes.data,
             metadata.kv_indptr.ctypes.data,
             metadata.kv_indices.ctypes.data,
             metadata.kv_last_page_len.ctypes.data,
             metadata.num_requests,
         )
-        self._library.attention_plan(self._attention, step)
+        self.library.attention_plan(self.attention, step)
 
     def forward(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """See AttentionBackend. q, k and v have the pool's dtype; rows may be strided, heads may not."""
-        assert self._metadata is not None, "forward before plan"
         k, v = self._rows(k), self._rows(v)
         size = k.element_size()
-        store = native.Store(
+        store = structs.Store(
             k=k.data_ptr(),
             v=v.data_ptr(),
             k_pool=self._pool.k[layer].data_ptr(),
             v_pool=self._pool.v[layer].data_ptr(),
-            slots=self._metadata.slot_mapping.ctypes.data,
+            slots=self.metadata.slot_mapping.ctypes.data,
             k_stride=k.stride(0) * size,
             v_stride=v.stride(0) * size,
             tokens=len(k),
             row_bytes=k.shape[1] * k.shape[2] * size,
             num_threads=torch.get_num_threads(),
         )
-        self._library.store(store)
+        self.library.store(store)
         return self._attend(layer, self._rows(q))
 
     def forward_fused(
@@ -100,18 +112,17 @@ class CpuBackend:
         norm_eps: float = 0.0,
     ) -> torch.Tensor:
         """See AttentionBackend."""
-        assert self._metadata is not None, "forward before plan"
-        config, qkv = self._config, self._rows(qkv)
+        config, qkv = self.config, self._rows(qkv)
         q = qkv.new_empty(len(qkv), config.num_heads, config.head_dim)
-        job = native.RotaryStore(
+        job = structs.RotaryStore(
             qkv=qkv.data_ptr(),
             q=q.data_ptr(),
             k_pool=self._pool.k[layer].data_ptr(),
             v_pool=self._pool.v[layer].data_ptr(),
             cos=cos.data_ptr(),
             sin=sin.data_ptr(),
-            positions=self._metadata.positions.ctypes.data,
-            slots=self._metadata.slot_mapping.ctypes.data,
+            positions=self.metadata.positions.ctypes.data,
+            slots=self.metadata.slot_mapping.ctypes.data,
             norm_weight=None if norm_weight is None else norm_weight.data_ptr(),
             qkv_stride=qkv.stride(0),
             tokens=len(qkv),
@@ -119,21 +130,19 @@ class CpuBackend:
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
             norm_eps=norm_eps,
-            storage=native.STORAGE[self._pool.dtype],
+            storage=structs.STORAGE[self._pool.dtype],
             num_threads=torch.get_num_threads(),
         )
-        self._library.rotary_store(job)
+        self.library.rotary_store(job)
         return self._attend(layer, q)
 
     def _attend(self, layer: int, q: torch.Tensor) -> torch.Tensor:
         out = torch.empty(q.shape, dtype=q.dtype)
-        job = self._layer
+        job = self.layer(layer)
         job.q, job.q_stride = q.data_ptr(), q.stride(0)
         job.out, job.out_stride = out.data_ptr(), out.stride(0)
-        job.k, job.v = self._pool.k[layer].data_ptr(), self._pool.v[layer].data_ptr()
-        job.window = self._config.window(layer) or 0
         job.num_threads = torch.get_num_threads()
-        self._library.attention_run(self._attention, job)
+        self.library.attention_run(self.attention, job)
         return out
 
     def _rows(self, x: torch.Tensor) -> torch.Tensor:

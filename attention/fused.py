@@ -3,7 +3,7 @@
 import torch
 from torch.nn import functional as F
 
-from . import native
+from . import native, structs
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -36,13 +36,13 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     gate_up = _dense_rows(gate_up)
     out = gate_up.new_empty(rows, cols)
     native.library().silu_mul(
-        native.SiluMul(
+        structs.SiluMul(
             gate_up=gate_up.data_ptr(),
             out=out.data_ptr(),
             stride=gate_up.stride(0),
             rows=rows,
             cols=cols,
-            storage=native.STORAGE[gate_up.dtype],
+            storage=structs.STORAGE[gate_up.dtype],
             num_threads=torch.get_num_threads(),
         )
     )
@@ -57,7 +57,7 @@ def _native_norm(
     assert weight.dtype == x.dtype, f"weight of {weight.dtype} for {x.dtype}"
     assert residual is None or (residual.stride(1) == 1 and residual.dtype == x.dtype)
     native.library().norm(
-        native.Norm(
+        structs.Norm(
             x=x.data_ptr(),
             residual=None if residual is None else residual.data_ptr(),
             weight=weight.data_ptr(),
@@ -67,7 +67,7 @@ def _native_norm(
             rows=len(x),
             cols=x.shape[1],
             eps=eps,
-            storage=native.STORAGE[x.dtype],
+            storage=structs.STORAGE[x.dtype],
             num_threads=torch.get_num_threads(),
         )
     )
@@ -75,7 +75,7 @@ def _native_norm(
 
 
 def _is_native(x: torch.Tensor) -> bool:
-    return x.device.type == "cpu" and x.dtype in native.STORAGE and native.unavailable() is None
+    return x.device.type == "cpu" and x.dtype in structs.STORAGE and native.unavailable() is None
 
 
 def _dense_rows(x: torch.Tensor) -> torch.Tensor:

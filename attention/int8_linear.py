@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch.nn import functional as F
 
-from . import native
+from . import native, structs
 
 _WORD_BYTES, _TILE_WORDS = 4, 16
 
@@ -49,7 +49,7 @@ class Int8Linear:
         quantised = torch.empty((rows + 15) // 16 * 16, self._words * _WORD_BYTES, dtype=torch.uint8)
         row_scale = torch.empty(rows)
         self._library.int8_linear(
-            native.Int8Linear(
+            structs.Int8Linear(
                 x=x.data_ptr(),
                 weight=self._weight.data_ptr(),
                 weight_scale=self._scale.data_ptr(),
@@ -63,7 +63,7 @@ class Int8Linear:
                 in_features=self.in_features,
                 words=self._words,
                 out_features=self.out_features,
-                storage=native.STORAGE[x.dtype],
+                storage=structs.STORAGE[x.dtype],
                 num_threads=torch.get_num_threads(),
             )
         )

@@ -17,9 +17,22 @@ import torch
 from trunkline.errors import ConfigError
 
 from .errors import AttentionError
+from .structs import (
+    STORAGE,
+    DecoderModel,
+    DecoderStep,
+    Int8Linear,
+    Layer,
+    LinearJob,
+    Norm,
+    RotaryStore,
+    Shape,
+    SiluMul,
+    Step,
+    Store,
+)
 
 LEVELS = ("plain", "avx2", "avx512", "avx512_bf16", "amx")
-STORAGE = {torch.float32: 0, torch.bfloat16: 1}
 _LEVEL_VARIABLE = "TRUNKLINE_CPU_LEVEL"
 
 
@@ -27,102 +40,15 @@ class NativeUnavailable(AttentionError, RuntimeError):
     """The native kernels cannot be used here; the message says why."""
 
 
-class Shape(ctypes.Structure):
-    """attention.h: Shape."""
-
-    _fields_ = [(name, ctypes.c_int32) for name in ("num_heads", "num_kv_heads", "head_dim", "page_size")]
-
-
-class Step(ctypes.Structure):
-    """attention.h: Step."""
-
-    _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("qo_indptr", "kv_indptr", "kv_indices", "kv_last_page_len")),
-        ("num_requests", ctypes.c_int32),
-    ]
-
-
-class Layer(ctypes.Structure):
-    """attention.h: Layer."""
-
-    _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("q", "out", "k", "v")),
-        *(
-            (name, ctypes.c_int64)
-            for name in ("q_stride", "out_stride", "page_stride", "slot_stride", "kv_head_stride")
-        ),
-        ("scale", ctypes.c_float),
-        ("soft_cap", ctypes.c_float),
-        *((name, ctypes.c_int32) for name in ("window", "storage", "num_threads")),
-    ]
-
-
-class Norm(ctypes.Structure):
-    """norm.cpp: Norm."""
-
-    _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("x", "residual", "weight", "out")),
-        *((name, ctypes.c_int64) for name in ("x_stride", "residual_stride")),
-        *((name, ctypes.c_int32) for name in ("rows", "cols")),
-        ("eps", ctypes.c_float),
-        *((name, ctypes.c_int32) for name in ("storage", "num_threads")),
-    ]
-
-
-class SiluMul(ctypes.Structure):
-    """silu.cpp: SiluMul."""
-
-    _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("gate_up", "out")),
-        ("stride", ctypes.c_int64),
-        *((name, ctypes.c_int32) for name in ("rows", "cols", "storage", "num_threads")),
-    ]
-
-
-class RotaryStore(ctypes.Structure):
-    """rotary.cpp: RotaryStore."""
-
-    _fields_ = [
-        *(
-            (name, ctypes.c_void_p)
-            for name in ("qkv", "q", "k_pool", "v_pool", "cos", "sin", "positions", "slots", "norm_weight")
-        ),
-        ("qkv_stride", ctypes.c_int64),
-        *((name, ctypes.c_int32) for name in ("tokens", "num_heads", "num_kv_heads", "head_dim")),
-        ("norm_eps", ctypes.c_float),
-        *((name, ctypes.c_int32) for name in ("storage", "num_threads")),
-    ]
-
-
-class Store(ctypes.Structure):
-    """rotary.cpp: Store."""
-
-    _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("k", "v", "k_pool", "v_pool", "slots")),
-        *((name, ctypes.c_int64) for name in ("k_stride", "v_stride")),
-        *((name, ctypes.c_int32) for name in ("tokens", "row_bytes", "num_threads")),
-    ]
-
-
-class Int8Linear(ctypes.Structure):
-    """linear_int8.cpp: Int8Linear."""
-
-    _fields_ = [
-        *(
-            (name, ctypes.c_void_p)
-            for name in ("x", "weight", "weight_scale", "weight_sum", "bias", "out", "bytes", "row_scale")
-        ),
-        ("x_stride", ctypes.c_int64),
-        *((name, ctypes.c_int32) for name in ("rows", "in_features", "words", "out_features")),
-        *((name, ctypes.c_int32) for name in ("storage", "num_threads")),
-    ]
-
-
 _CALLS: dict[str, list[Any]] = {
     "attention_new": [ctypes.POINTER(Shape)],
     "attention_free": [ctypes.c_void_p],
     "attention_plan": [ctypes.c_void_p, ctypes.POINTER(Step)],
     "attention_run": [ctypes.c_void_p, ctypes.POINTER(Layer)],
+    "decoder_new": [ctypes.POINTER(DecoderModel)],
+    "decoder_free": [ctypes.c_void_p],
+    "decoder_run": [ctypes.c_void_p, ctypes.POINTER(DecoderStep)],
+    "linear": [ctypes.POINTER(LinearJob)],
     "norm": [ctypes.POINTER(Norm)],
     "silu_mul": [ctypes.POINTER(SiluMul)],
     "rotary_store": [ctypes.POINTER(RotaryStore)],
@@ -138,6 +64,10 @@ class Library:
     attention_free: Callable[[ctypes.c_void_p], None]
     attention_plan: Callable[[ctypes.c_void_p, Step], None]
     attention_run: Callable[[ctypes.c_void_p, Layer], None]
+    decoder_new: Callable[[DecoderModel], int]
+    decoder_free: Callable[[ctypes.c_void_p], None]
+    decoder_run: Callable[[ctypes.c_void_p, DecoderStep], None]
+    linear: Callable[[LinearJob], None]
     norm: Callable[[Norm], None]
     silu_mul: Callable[[SiluMul], None]
     rotary_store: Callable[[RotaryStore], None]
@@ -151,7 +81,7 @@ class Library:
         for name, arguments in _CALLS.items():
             function = self._lib[f"trunkline_{name}"]
             function.argtypes = arguments
-            function.restype = ctypes.c_void_p if name == "attention_new" else None
+            function.restype = ctypes.c_void_p if name.endswith("_new") else None
             setattr(self, name, function)
 
 

@@ -278,45 +278,52 @@ bool PagedAttention::is_beyond_window(const Block& block, int window) const {
   return true;
 }
 
-template <class Math, class T>
-void PagedAttention::run_as(const Layer& layer) {
-  const int heads = shape_.num_kv_heads;
-  const int num_whole = static_cast<int>(whole_.size()) * heads, num_partial = static_cast<int>(partial_.size());
-  const int num_split = static_cast<int>(split_tokens_.size());
-  // A thread takes neighbours where there are many, so that what it fetches ahead is what it works on.
-  const int several = std::clamp(num_partial / (layer.num_threads * 8), 1, 4);
-#pragma omp parallel num_threads(layer.num_threads) if (num_whole + num_partial > 1)
-  {
-    Math::begin();
-    Worker<Math, T> worker(*this, layer, scratch_[static_cast<size_t>(omp_get_thread_num())]);
-#pragma omp for schedule(dynamic, 1) nowait
-    for (int item = 0; item < num_whole; ++item) worker.whole(whole_[static_cast<size_t>(item / heads)], item % heads);
-#pragma omp for schedule(dynamic, several)
-    for (int item = 0; item < num_partial; ++item) {
-      const Block* block = &partial_[static_cast<size_t>(item)];
-      if (is_beyond_window(*block, layer.window)) continue;
-      worker.partial(*block, item + 1 < num_partial ? block + 1 : nullptr);
-    }
-    Math::end();
-#pragma omp for schedule(static)
-    for (int index = 0; index < num_split; ++index) merge_partials<T>(layer, index);
-  }
-}
+template <class T>
+struct AttentionMath {
+  using Type = FloatMath;
+};
+#if defined(__AVX512BF16__)
+template <>
+struct AttentionMath<bf16> {
+  using Type = BestPairMath;
+};
+#endif
 
-void PagedAttention::run(const Layer& layer) {
+void PagedAttention::prepare(int num_threads) {
   const auto results = static_cast<size_t>(num_partials_) * static_cast<size_t>(shape_.num_heads);
   // Reading the last result in whole vectors may go past head_dim.
   partials_.reserve((results * static_cast<size_t>(shape_.head_dim) + kWidth) * sizeof(float));
   partial_stats_.reserve(results * 2 * sizeof(float));
-  if (scratch_.size() < static_cast<size_t>(layer.num_threads)) scratch_.resize(static_cast<size_t>(layer.num_threads));
-  if (layer.storage == Storage::kFloat) return run_as<FloatMath, float>(layer);
-#if defined(__AMX_BF16__)
-  return run_as<TileMath, bf16>(layer);
-#elif defined(__AVX512BF16__)
-  return run_as<PairMath, bf16>(layer);
-#else
-  return run_as<FloatMath, bf16>(layer);
-#endif
+  if (scratch_.size() < static_cast<size_t>(num_threads)) scratch_.resize(static_cast<size_t>(num_threads));
+}
+
+template <class T>
+void PagedAttention::work(Team::Member& team, const Layer& layer) {
+  const int heads = shape_.num_kv_heads;
+  const int num_whole = static_cast<int>(whole_.size()) * heads, num_partial = static_cast<int>(partial_.size());
+  // A thread takes neighbours where there are many, so that what it fetches ahead is what it works on.
+  const int several = std::clamp(num_partial / (layer.num_threads * 8), 1, 4);
+  Worker<typename AttentionMath<T>::Type, T> worker(*this, layer, scratch_[static_cast<size_t>(team.thread)]);
+  team.share(num_whole + (num_partial + several - 1) / several, [&](int item) {
+    if (item < num_whole) return worker.whole(whole_[static_cast<size_t>(item / heads)], item % heads);
+    const int begin = (item - num_whole) * several, end = std::min(begin + several, num_partial);
+    for (int i = begin; i < end; ++i) {
+      const Block* block = &partial_[static_cast<size_t>(i)];
+      if (is_beyond_window(*block, layer.window)) continue;
+      worker.partial(*block, i + 1 < num_partial ? block + 1 : nullptr);
+    }
+  });
+  team.share(static_cast<int>(split_tokens_.size()), [&](int index) { merge_partials<T>(layer, index); });
+}
+
+void PagedAttention::run(const Layer& layer) {
+  prepare(layer.num_threads);
+  with_storage(layer.storage, [&](auto t) {
+    Team::run(layer.num_threads, [&](Team::Member& team) {
+      Registers registers;
+      work<decltype(t)>(team, layer);
+    });
+  });
 }
 
 }  // namespace trunkline

@@ -4,9 +4,9 @@
 #include <unordered_map>
 #include <vector>
 
-#include "parallel.h"
 #include "softmax.h"
 #include "storage.h"
+#include "team.h"
 
 namespace trunkline {
 
@@ -59,6 +59,11 @@ class PagedAttention {
 
   void run(const Layer& layer);
 
+  // The same from inside a parallel region: `prepare` before it, `work` on each of its threads.
+  void prepare(int num_threads);
+  template <class T>
+  void work(Team::Member& team, const Layer& layer);
+
  private:
   template <class Math, class T>
   friend class Worker;
@@ -69,8 +74,6 @@ class PagedAttention {
   void plan_split(int request);
   void lay_out_tokens();
   bool is_beyond_window(const Block& block, int window) const;
-  template <class Math, class T>
-  void run_as(const Layer& layer);
   template <class T>
   void merge_partials(const Layer& layer, int index);
 

@@ -5,9 +5,9 @@
 // a sum, 128 * the sum of the weights, is known beforehand.
 #include <algorithm>
 
-#include "matmul_int8.h"
+#include "quantize.h"
 #include "parallel.h"
-#include "storage.h"
+#include "matmul_int8.h"
 
 namespace trunkline {
 
@@ -25,32 +25,6 @@ struct Int8Linear {
   Storage storage;
   int32_t num_threads;
 };
-
-template <class T>
-void quantize_row(const Int8Linear& job, int row) {
-  const T* x = static_cast<const T*>(job.x) + row * job.x_stride;
-  uint8_t* bytes = job.bytes + static_cast<ptrdiff_t>(row) * 4 * job.words;
-  Vec most = {}, poison = {};  // the latter 0, or NaN where x is not finite: then so is the whole result
-  for_each_vec(job.in_features, [&](int i, auto part) {
-    const Vec value = part.load(x + i);
-    most = max(most, max(value, -value));
-    poison = fma(value, Vec{}, poison);
-  });
-  const float scale = reduce_max(most) / 127.0f + reduce_add(poison);
-  job.row_scale[row] = scale;
-  // Adding 1.5 * 2^23 rounds to a whole number, which then lies in the low bits. (Not an fma: levels without
-  // one would round otherwise.)
-  const Vec inverse = splat(scale > 0.0f ? 1.0f / scale : 0.0f), magic = splat(12582912.0f + 128.0f);
-  int i = 0;
-  for (; i + kWidth <= job.in_features; i += kWidth) {
-    typedef uint8_t Bytes __attribute__((vector_size(kWidth)));
-    const Bytes q = __builtin_convertvector(bit_cast<Bits>(load(x + i) * inverse + magic) & 0xff, Bytes);
-    memcpy(bytes + i, &q, sizeof(q));
-  }
-  for (; i < job.in_features; ++i)
-    bytes[i] = static_cast<uint8_t>(bit_cast<uint32_t>((splat(to_float(x[i])) * inverse + magic)[0]));
-  std::fill(bytes + i, bytes + 4 * job.words, uint8_t{0});  // times zero weights
-}
 
 // Rows [first, first + count) of the outputs of one strip.
 template <class T>
@@ -80,7 +54,10 @@ inline void run(const Int8Linear& job) {
   const int strips = (job.out_features + kStrip - 1) / kStrip;
   with_storage(job.storage, [&](auto t) {
     using T = decltype(t);
-    parallel_for(job.rows, 16, job.num_threads, [&](int row) { quantize_row<T>(job, row); });
+    parallel_for(job.rows, 16, job.num_threads, [&](int row) { 
+      quantize_row(static_cast<const T*>(job.x) + row * job.x_stride, job.in_features, job.words,
+                   job.bytes + static_cast<ptrdiff_t>(row) * 4 * job.words, &job.row_scale[row]);
+    });
 #pragma omp parallel num_threads(job.num_threads) if (job.num_threads > 1)
     {
       BestByteMath::begin();

@@ -5,7 +5,6 @@
 
 namespace trunkline {
 
-#if defined(__AVX512BF16__)
 struct PairMath {
   using Element = bf16;
   static constexpr int kPerWord = 2;
@@ -13,10 +12,14 @@ struct PairMath {
   static void begin() {}
   static void end() {}
   static Vec accumulate(Vec sum, Word a, Bits b) {
+#if defined(__AVX512BF16__)
     return Vec(_mm512_dpbf16_ps(__m512(sum), __m512bh(_mm512_set1_epi32(static_cast<int>(a))), __m512bh(b)));
+#else
+    sum = fma(splat(bit_cast<float>(a << 16)), bit_cast<Vec>(b << 16), sum);
+    return fma(splat(bit_cast<float>(a & 0xffff0000)), bit_cast<Vec>(b & 0xffff0000), sum);
+#endif
   }
 };
-#endif
 
 #if defined(__AMX_BF16__)
 // An AMX tile holds 16 rows of 16 words. C is computed in squares of 2 x 2 tiles, so that each tile of A
@@ -100,6 +103,17 @@ inline void matmul<TileMath>(const Word* a, int a_stride, const Panel& b, float*
                              int words) {
   matmul_by_tiles<TileMath>(a, a_stride, b, c, c_stride, rows, cols, words);
 }
+using BestPairMath = TileMath;
+#else
+using BestPairMath = PairMath;
 #endif
+
+// A thread holds the tile registers while it multiplies.
+struct Registers {
+  Registers() { BestPairMath::begin(); }
+  ~Registers() { BestPairMath::end(); }
+  Registers(const Registers&) = delete;
+  Registers& operator=(const Registers&) = delete;
+};
 
 }  // namespace trunkline

@@ -1,0 +1,125 @@
+"""All layers of a decoder in one native call."""
+
+import ctypes
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from . import native, structs
+from .cpu import CpuBackend
+
+PHASES = ("norm", "linear", "rotary", "attention", "head")  # decoder.cpp
+
+
+class NativeLinear(Protocol):
+    """A linear layer that the kernels of linear.h know."""
+
+    @property
+    def native(self) -> structs.Linear: ...
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """A layer's weights; `head_norm` [num_heads + num_kv_heads, head_dim] where q and k are normalised."""
+
+    attention_norm: torch.Tensor
+    mlp_norm: torch.Tensor
+    head_norm: torch.Tensor | None
+    qkv: NativeLinear
+    out: NativeLinear
+    gate_up: NativeLinear
+    down: NativeLinear
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderWeights:
+    """A llama-like decoder behind its embedding; cos and sin are float32 [positions, head_dim / 2]."""
+
+    layers: Sequence[LayerWeights]
+    norm: torch.Tensor
+    head: NativeLinear
+    cos: torch.Tensor
+    sin: torch.Tensor
+    norm_eps: float
+
+
+class NativeDecoder:
+    """The layers, the last norm and the output projection over one backend's pages.
+
+    Gives what the layers give one by one, without waking threads for each of their steps.
+    """
+
+    def __init__(self, weights: DecoderWeights, backend: CpuBackend) -> None:
+        self._weights = weights
+        self._backend = backend
+        self._library = backend.library
+        self.seconds = dict.fromkeys(PHASES, 0.0)
+        """Where the time of all calls went."""
+        config = backend.config
+        layers = (structs.DecoderLayer * len(weights.layers))(
+            *(self._layer(index, layer) for index, layer in enumerate(weights.layers))
+        )
+        self._hidden = weights.norm.shape[0]
+        head = weights.head.native
+        self._vocab_size: int = head.out_features
+        model = structs.DecoderModel(
+            layers=ctypes.addressof(layers),
+            norm=weights.norm.data_ptr(),
+            cos=weights.cos.data_ptr(),
+            sin=weights.sin.data_ptr(),
+            head=head,
+            attention=backend.layer(0),
+            num_layers=len(layers),
+            hidden=self._hidden,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            norm_eps=weights.norm_eps,
+        )
+        self._decoder = ctypes.c_void_p(self._library.decoder_new(model))
+        weakref.finalize(self, self._library.decoder_free, self._decoder)
+
+    def forward(self, embeddings: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """Float32 logits [n, vocab] of rows [n] (int64) of the planned step's embeddings [tokens, hidden].
+
+        The embeddings are overwritten.
+        """
+        metadata = self._backend.metadata
+        logits = torch.empty(len(rows), self._vocab_size)
+        seconds = (ctypes.c_double * len(PHASES))()
+        self._library.decoder_run(
+            self._decoder,
+            structs.DecoderStep(
+                attention=self._backend.attention,
+                residual=embeddings.data_ptr(),
+                positions=metadata.positions.ctypes.data,
+                slots=metadata.slot_mapping.ctypes.data,
+                rows=rows.data_ptr(),
+                logits=logits.data_ptr(),
+                seconds=ctypes.addressof(seconds),
+                tokens=len(embeddings),
+                num_rows=len(rows),
+                num_threads=torch.get_num_threads(),
+            ),
+        )
+        for phase, spent in zip(PHASES, seconds, strict=True):
+            self.seconds[phase] += spent
+        return logits
+
+    def _layer(self, index: int, weights: LayerWeights) -> structs.DecoderLayer:
+        job = self._backend.layer(index)
+        return structs.DecoderLayer(
+            attention_norm=weights.attention_norm.data_ptr(),
+            mlp_norm=weights.mlp_norm.data_ptr(),
+            head_norm=None if weights.head_norm is None else weights.head_norm.data_ptr(),
+            k_pool=job.k,
+            v_pool=job.v,
+            qkv=weights.qkv.native,
+            out=weights.out.native,
+            gate_up=weights.gate_up.native,
+            down=weights.down.native,
+            window=job.window,
+        )

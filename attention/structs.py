@@ -1,0 +1,148 @@
+"""The structures of csrc/ as ctypes has them, each named as there; native.py has the calls that take them."""
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+STORAGE = {torch.float32: 0, torch.bfloat16: 1}
+
+
+def _pointers(*names: str) -> Sequence[tuple[str, type[Any]]]:
+    return [(name, ctypes.c_void_p) for name in names]
+
+
+def _longs(*names: str) -> Sequence[tuple[str, type[Any]]]:
+    return [(name, ctypes.c_int64) for name in names]
+
+
+def _ints(*names: str) -> Sequence[tuple[str, type[Any]]]:
+    return [(name, ctypes.c_int32) for name in names]
+
+
+class Shape(ctypes.Structure):
+    """attention.h."""
+
+    _fields_ = _ints("num_heads", "num_kv_heads", "head_dim", "page_size")
+
+
+class Step(ctypes.Structure):
+    """attention.h."""
+
+    _fields_ = [
+        *_pointers("qo_indptr", "kv_indptr", "kv_indices", "kv_last_page_len"),
+        *_ints("num_requests"),
+    ]
+
+
+class Layer(ctypes.Structure):
+    """attention.h."""
+
+    _fields_ = [
+        *_pointers("q", "out", "k", "v"),
+        *_longs("q_stride", "out_stride", "page_stride", "slot_stride", "kv_head_stride"),
+        ("scale", ctypes.c_float),
+        ("soft_cap", ctypes.c_float),
+        *_ints("window", "storage", "num_threads"),
+    ]
+
+
+class Norm(ctypes.Structure):
+    """norm.cpp."""
+
+    _fields_ = [
+        *_pointers("x", "residual", "weight", "out"),
+        *_longs("x_stride", "residual_stride"),
+        *_ints("rows", "cols"),
+        ("eps", ctypes.c_float),
+        *_ints("storage", "num_threads"),
+    ]
+
+
+class SiluMul(ctypes.Structure):
+    """silu.cpp."""
+
+    _fields_ = [
+        *_pointers("gate_up", "out"),
+        *_longs("stride"),
+        *_ints("rows", "cols", "storage", "num_threads"),
+    ]
+
+
+class RotaryStore(ctypes.Structure):
+    """rotary.cpp."""
+
+    _fields_ = [
+        *_pointers("qkv", "q", "k_pool", "v_pool", "cos", "sin", "positions", "slots", "norm_weight"),
+        *_longs("qkv_stride"),
+        *_ints("tokens", "num_heads", "num_kv_heads", "head_dim"),
+        ("norm_eps", ctypes.c_float),
+        *_ints("storage", "num_threads"),
+    ]
+
+
+class Store(ctypes.Structure):
+    """rotary.cpp."""
+
+    _fields_ = [
+        *_pointers("k", "v", "k_pool", "v_pool", "slots"),
+        *_longs("k_stride", "v_stride"),
+        *_ints("tokens", "row_bytes", "num_threads"),
+    ]
+
+
+class Int8Linear(ctypes.Structure):
+    """linear_int8.cpp."""
+
+    _fields_ = [
+        *_pointers("x", "weight", "weight_scale", "weight_sum", "bias", "out", "bytes", "row_scale"),
+        *_longs("x_stride"),
+        *_ints("rows", "in_features", "words", "out_features", "storage", "num_threads"),
+    ]
+
+
+class Linear(ctypes.Structure):
+    """linear.h."""
+
+    _fields_ = [
+        *_pointers("weight", "scale", "sum", "bias"),
+        *_ints("in_features", "out_features", "words", "kind", "gated"),
+    ]
+
+
+class LinearJob(ctypes.Structure):
+    """linear.h."""
+
+    _fields_ = [("linear", Linear), *_pointers("x", "out"), *_ints("storage", "rows", "num_threads")]
+
+
+class DecoderLayer(ctypes.Structure):
+    """decoder.cpp."""
+
+    _fields_ = [
+        *_pointers("attention_norm", "mlp_norm", "head_norm", "k_pool", "v_pool"),
+        *((name, Linear) for name in ("qkv", "out", "gate_up", "down")),
+        *_ints("window"),
+    ]
+
+
+class DecoderModel(ctypes.Structure):
+    """decoder.cpp."""
+
+    _fields_ = [
+        *_pointers("layers", "norm", "cos", "sin"),
+        ("head", Linear),
+        ("attention", Layer),
+        *_ints("num_layers", "hidden", "num_heads", "num_kv_heads", "head_dim"),
+        ("norm_eps", ctypes.c_float),
+    ]
+
+
+class DecoderStep(ctypes.Structure):
+    """decoder.cpp."""
+
+    _fields_ = [
+        *_pointers("attention", "residual", "positions", "slots", "rows", "logits", "seconds"),
+        *_ints("tokens", "num_rows", "num_threads"),
+    ]
