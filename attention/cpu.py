@@ -58,6 +58,11 @@ class CpuBackend:
         return self.library.level
 
     @property
+    def dtype(self) -> torch.dtype:
+        """Of the pages."""
+        return self._pool.dtype
+
+    @property
     def metadata(self) -> AttentionMetadata:
         """Of the step that is planned."""
         assert self._metadata is not None, "forward before plan"

@@ -4,21 +4,16 @@ import ctypes
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Self
 
 import torch
 
-from . import native, structs
+from . import structs
+from .base import AttentionBackend
 from .cpu import CpuBackend
+from .packed_linear import PackedLinear
 
 PHASES = ("norm", "linear", "rotary", "attention", "head")  # decoder.cpp
-
-
-class NativeLinear(Protocol):
-    """A linear layer that the kernels of linear.h know."""
-
-    @property
-    def native(self) -> structs.Linear: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +23,10 @@ class LayerWeights:
     attention_norm: torch.Tensor
     mlp_norm: torch.Tensor
     head_norm: torch.Tensor | None
-    qkv: NativeLinear
-    out: NativeLinear
-    gate_up: NativeLinear
-    down: NativeLinear
+    qkv: PackedLinear
+    out: PackedLinear
+    gate_up: PackedLinear
+    down: PackedLinear
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +35,7 @@ class DecoderWeights:
 
     layers: Sequence[LayerWeights]
     norm: torch.Tensor
-    head: NativeLinear
+    head: PackedLinear
     cos: torch.Tensor
     sin: torch.Tensor
     norm_eps: float
@@ -51,6 +46,13 @@ class NativeDecoder:
 
     Gives what the layers give one by one, without waking threads for each of their steps.
     """
+
+    @classmethod
+    def over(cls, weights: DecoderWeights, backend: AttentionBackend) -> Self | None:
+        """These weights over this backend's pages; None where the two don't go together natively."""
+        if isinstance(backend, CpuBackend) and backend.dtype == weights.norm.dtype:
+            return cls(weights, backend)
+        return None
 
     def __init__(self, weights: DecoderWeights, backend: CpuBackend) -> None:
         self._weights = weights

@@ -75,7 +75,7 @@ class PackedLinear:
 
 def gate_by_turns(weight: torch.Tensor) -> torch.Tensor:
     """The rows of [gate | up] in turns of sixteen: a strip has sixteen of each."""
-    return weight.unflatten(0, (2, -1, _GATED)).transpose(0, 1).flatten(0, 2)
+    return weight.view(2, -1, _GATED, *weight.shape[1:]).transpose(0, 1).reshape(weight.shape)
 
 
 def pack_strips(weight: torch.Tensor, strip: int) -> torch.Tensor:

@@ -1,11 +1,13 @@
 """The decoder behind llama, mistral, qwen2 and qwen3."""
 
 from collections.abc import Iterable
+from weakref import WeakKeyDictionary
 
 import torch
 from torch.nn import functional as F
 
 from trunkline.attention import AttentionBackend
+from trunkline.attention.native_decoder import DecoderWeights, NativeDecoder
 
 from .config import ModelConfig
 from .layers import DecoderLayer, RMSNorm
@@ -35,6 +37,7 @@ class CausalLM:
         else:
             self._head = self._table.linear([(_HEAD, config.vocab_size)], config.hidden_size)
         self._rotary = RotaryTable(config.rope, config.head_dim, config.max_positions, device)
+        self._decoders: WeakKeyDictionary[AttentionBackend, NativeDecoder | None] = WeakKeyDictionary()
 
     @torch.inference_mode()
     def forward(
@@ -49,12 +52,30 @@ class CausalLM:
         not asked for cost no output projection.
         """
         residual = F.embedding(token_ids, self._embedding)
+        decoder = self._native_decoder(backend)
+        if decoder is not None:
+            return decoder.forward(residual, logits_rows)
         update: torch.Tensor | None = None
         for layer in self._layers:
             update = layer(update, residual, self._rotary, backend)
         assert update is not None, "a model has at least one layer"
         hidden = self._norm.add(update[logits_rows], residual[logits_rows])
         return self._head(hidden).float()
+
+    def _native_decoder(self, backend: AttentionBackend) -> NativeDecoder | None:
+        """All layers in one call, where this backend and the form of the weights allow it."""
+        if backend not in self._decoders:
+            weights = self._packed()
+            self._decoders[backend] = None if weights is None else NativeDecoder.over(weights, backend)
+        return self._decoders[backend]
+
+    def _packed(self) -> DecoderWeights | None:
+        layers = [layer.packed() for layer in self._layers]
+        packed = [layer for layer in layers if layer is not None]
+        head, norm, rotary = self._head.packed, self._norm.weight, self._rotary
+        if head is None or len(packed) < len(layers):
+            return None
+        return DecoderWeights(packed, norm, head, rotary.cos, rotary.sin, self.config.rms_norm_eps)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Takes a checkpoint's (Hugging Face name, tensor) pairs, in any order and dtype.

@@ -3,7 +3,8 @@
 import torch
 
 from trunkline.attention import AttentionBackend
-from trunkline.attention.fused import add_rms_norm, rms_norm, silu_mul
+from trunkline.attention.fused import add_rms_norm, rms_norm
+from trunkline.attention.native_decoder import LayerWeights
 
 from .config import ModelConfig
 from .rope import RotaryTable
@@ -14,15 +15,15 @@ class RMSNorm:
     """x / rms(x) · weight over the hidden size (Zhang & Sennrich, 2019)."""
 
     def __init__(self, config: ModelConfig, table: ParameterTable, name: str) -> None:
-        self._weight = table.fused([(f"{name}.weight", config.hidden_size)])
+        self.weight = table.fused([(f"{name}.weight", config.hidden_size)])
         self._eps = config.rms_norm_eps
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return rms_norm(x, self._weight, self._eps)
+        return rms_norm(x, self.weight, self._eps)
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """The norm of x + residual; the sum stays in `residual`."""
-        return add_rms_norm(x, residual, self._weight, self._eps)
+        return add_rms_norm(x, residual, self.weight, self._eps)
 
 
 class Attention:
@@ -33,20 +34,20 @@ class Attention:
         rows = [(f"{prefix}.q_proj", heads * dim), (f"{prefix}.k_proj", kv_heads * dim)]
         rows.append((f"{prefix}.v_proj", kv_heads * dim))
         self._num_heads = heads + 2 * kv_heads
-        self._qkv = table.linear(rows, config.hidden_size, config.qkv_bias)
-        self._out = table.linear([(f"{prefix}.o_proj", config.hidden_size)], heads * dim, config.output_bias)
-        self._norm_weight: torch.Tensor | None = None
+        self.qkv = table.linear(rows, config.hidden_size, config.qkv_bias)
+        self.out = table.linear([(f"{prefix}.o_proj", config.hidden_size)], heads * dim, config.output_bias)
+        self.norm_weight: torch.Tensor | None = None
         self._norm_eps = config.rms_norm_eps
         if config.qk_norm:
             parts = [(f"{prefix}.q_norm.weight", heads), (f"{prefix}.k_norm.weight", kv_heads)]
-            self._norm_weight = table.repeated(parts, dim)
+            self.norm_weight = table.repeated(parts, dim)
 
     def __call__(
         self, x: torch.Tensor, rotary: RotaryTable, backend: AttentionBackend, layer: int
     ) -> torch.Tensor:
-        qkv = self._qkv(x).view(len(x), self._num_heads, -1)
-        out = backend.forward_fused(layer, qkv, rotary.cos, rotary.sin, self._norm_weight, self._norm_eps)
-        return self._out(out.flatten(1))
+        qkv = self.qkv(x).view(len(x), self._num_heads, -1)
+        out = backend.forward_fused(layer, qkv, rotary.cos, rotary.sin, self.norm_weight, self._norm_eps)
+        return self.out(out.flatten(1))
 
 
 class MLP:
@@ -55,11 +56,11 @@ class MLP:
     def __init__(self, config: ModelConfig, table: ParameterTable, prefix: str) -> None:
         size = config.intermediate_size
         parts = [(f"{prefix}.gate_proj", size), (f"{prefix}.up_proj", size)]
-        self._gate_up = table.linear(parts, config.hidden_size, config.mlp_bias)
-        self._down = table.linear([(f"{prefix}.down_proj", config.hidden_size)], size, config.mlp_bias)
+        self.gate_up = table.linear(parts, config.hidden_size, config.mlp_bias, gated=True)
+        self.down = table.linear([(f"{prefix}.down_proj", config.hidden_size)], size, config.mlp_bias)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self._down(silu_mul(self._gate_up(x)))
+        return self.down(self.gate_up(x))
 
 
 class DecoderLayer:
@@ -86,3 +87,13 @@ class DecoderLayer:
         x = norm(residual) if update is None else norm.add(update, residual)
         attended = self._attention(x, rotary, backend, self._layer)
         return self._mlp(self._mlp_norm.add(attended, residual))
+
+    def packed(self) -> LayerWeights | None:
+        """What the native decoder takes, where all weights are in such a form."""
+        attention, mlp = self._attention, self._mlp
+        qkv, out = attention.qkv.packed, attention.out.packed
+        gate_up, down = mlp.gate_up.packed, mlp.down.packed
+        if qkv is None or out is None or gate_up is None or down is None:
+            return None
+        norms = self._attention_norm.weight, self._mlp_norm.weight, attention.norm_weight
+        return LayerWeights(*norms, qkv, out, gate_up, down)

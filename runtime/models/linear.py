@@ -5,7 +5,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch.nn import functional as F
 
+from trunkline.attention.fused import silu_mul
 from trunkline.attention.int8_linear import int8_linear
+from trunkline.attention.packed_linear import PackedLinear
 from trunkline.errors import ConfigError
 
 QUANTIZATIONS = ("int8",)
@@ -13,8 +15,11 @@ QUANTIZATIONS = ("int8",)
 Product = Callable[[torch.Tensor], torch.Tensor]
 """x [tokens, in] to x · weightᵀ + bias [tokens, out], in x's dtype."""
 
-Form = Callable[[Sequence[torch.Tensor], torch.Tensor | None], Product]
-"""Makes a product of a bias [out] and a weight, whose parts [some of out, in] come as the checkpoint has them."""
+Form = Callable[[Sequence[torch.Tensor], torch.Tensor | None, bool], Product]
+"""Makes a product of a weight, whose parts [some of out, in] come as the checkpoint has them, and a bias [out].
+
+Where the last argument says that it is gated, the parts are gate and up, and the product ends in silu(gate) · up.
+"""
 
 # One packing serves every batch size: oneDNN's layout for this many rows was as fast as those made for 1 or 2,048.
 _ROWS_PACKED_FOR = 16
@@ -23,16 +28,22 @@ _ROWS_PACKED_FOR = 16
 class Linear:
     """A layer's product, once there are weights to make it of; keeps them in no other form."""
 
-    def __init__(self, form: Form) -> None:
+    def __init__(self, form: Form, gated: bool = False) -> None:
         self._form = form
+        self._gated = gated
         self._product: Product | None = None
+
+    @property
+    def packed(self) -> PackedLinear | None:
+        """What the native decoder takes, where the weights are in such a form."""
+        return self._product if isinstance(self._product, PackedLinear) else None
 
     def fill(self, parts: Sequence[torch.Tensor], bias: torch.Tensor | None = None) -> None:
         """Takes the weight in parts [some of out, in], end to end, and a bias [out]."""
-        self._product = self._form(parts, bias)
+        self._product = self._form(parts, bias, self._gated)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x [tokens, in] to [tokens, out]."""
+        """x [tokens, in] to [tokens, out], of which half is left where the layer is gated (SwiGLU; Shazeer, 2020)."""
         assert self._product is not None, "the weights are not loaded"
         return self._product(x)
 
@@ -52,13 +63,13 @@ def linear_form(quantization: str | None, dtype: torch.dtype, device: torch.devi
     check_quantization(quantization, device)
     if quantization is None:
         return _Unquantized(dtype, device)
-    return lambda parts, bias: int8_linear(_whole(parts), bias, dtype)
+    return lambda parts, bias, gated: _gated(int8_linear(_whole(parts), bias, dtype), gated)
 
 
 class _Unquantized:
-    """Weights in the model's own dtype.
+    """Weights in the model's own dtype: packed for the native kernels where there are any, else as torch takes them.
 
-    On a CPU that multiplies bfloat16 natively they are packed for oneDNN: `F.linear` would pack them anew at each
+    Where torch multiplies bfloat16 natively they are packed for oneDNN: `F.linear` would pack them anew at each
     call, which costs two to three times the product itself at decode's batch sizes.
     """
 
@@ -72,17 +83,23 @@ class _Unquantized:
             and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
         )
 
-    def __call__(self, parts: Sequence[torch.Tensor], bias: torch.Tensor | None) -> Product:
+    def __call__(self, parts: Sequence[torch.Tensor], bias: torch.Tensor | None, gated: bool) -> Product:
         weight = _whole([part.to(self._device, self._dtype) for part in parts])
+        if PackedLinear.fits(weight, gated):
+            return PackedLinear(weight, bias, gated=gated)
         if not self._packs:
-            return lambda x: F.linear(x, weight, bias)
+            return _gated(lambda x: F.linear(x, weight, bias), gated)
         packed = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS_PACKED_FOR)
 
         def product(x: torch.Tensor) -> torch.Tensor:
             found: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
             return found
 
-        return product
+        return _gated(product, gated)
+
+
+def _gated(product: Product, gated: bool) -> Product:
+    return (lambda x: silu_mul(product(x))) if gated else product
 
 
 def _whole(parts: Sequence[torch.Tensor]) -> torch.Tensor:

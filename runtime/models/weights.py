@@ -49,9 +49,11 @@ class ParameterTable:
             self._slots[name] = _Slot((size,), self._slots[name].take)
         return parameter
 
-    def linear(self, parts: Sequence[tuple[str, int]], in_features: int, bias: bool = False) -> Linear:
+    def linear(
+        self, parts: Sequence[tuple[str, int]], in_features: int, bias: bool = False, gated: bool = False
+    ) -> Linear:
         """A linear layer of which each (name, rows) is a projection of the checkpoint: name.weight, name.bias."""
-        linear = Linear(self.form)
+        linear = Linear(self.form, gated)
         wanted: dict[str, tuple[int, ...]] = {f"{name}.weight": (rows, in_features) for name, rows in parts}
         if bias:
             wanted |= {f"{name}.bias": (rows,) for name, rows in parts}
