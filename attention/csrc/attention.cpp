@@ -12,6 +12,7 @@
 
 #include <algorithm>
 
+#include "few_rows.h"
 #include "pack.h"
 
 namespace trunkline {
@@ -51,6 +52,12 @@ class Worker {
   void pack(const Tile& tile, int head, const Tile& next, bool next_is_same_head);
   void save_partial(const Block& block, int head, int first_row, int num_rows);
   void rows_of_tile(const Block& block, int first_row, int num_rows, int tile);
+  void weigh(const Block& block, int first_row, int num_rows, int tile, int keys);
+  int last_key(const Block& block, int first_row, int num_rows, int tile) const;
+#if defined(__AMX_BF16__)
+  // The same as pack and rows_of_tile for one sixteen of rows.
+  void few_rows_of_tile(const Block& block, int head, int rows, const Tile& tile, const Tile& next);
+#endif
   void merge_rows(int first_row, int num_rows);
 
   const PagedAttention& a_;
@@ -141,27 +148,54 @@ void Worker<Math, T>::pack(const Tile& tile, int head, const Tile& next, bool ne
   const T* v = static_cast<const T*>(layer_.v);
   const int tokens = std::min(kTile, round_up(tile.valid, kRowStep)), heads = a_.shape_.num_kv_heads;
   const auto ahead = [&](const T* base) {
-    return next_is_same_head ? Ahead<T>{base + at, next.offsets, next.valid, head_dim_, 0, 1}
-                             : Ahead<T>{base, next.offsets, next.valid, head_dim_ * heads, head, heads};
+    return next_is_same_head ? Ahead<T>::share(base + at, next.offsets, next.valid, head_dim_, 0, 1)
+                             : Ahead<T>::share(base, next.offsets, next.valid, head_dim_ * heads, head, heads);
   };
   pack_keys<Math>(TileRows<T>{k + at, tile.offsets, tile.valid, ahead(k)}, head_dim_, tokens, keys_);
   pack_values<Math>(TileRows<T>{v + at, tile.offsets, tile.valid, ahead(v)}, head_dim_, tokens, values_);
 }
 
-// Leaves the tile's result for these rows in tile_out_, tile_peaks_ and tile_sums_.
 template <class Math, class T>
-void Worker<Math, T>::rows_of_tile(const Block& block, int first_row, int num_rows, int tile) {
-  int last_key = 1;
-  for (int row = 0; row < num_rows; ++row) last_key = std::max(last_key, visible(block, first_row + row, tile).last);
-  const int keys = round_up(last_key, 32);
-  matmul<Math>(queries_ + static_cast<ptrdiff_t>(first_row) * words_, words_, keys_, scores_, kTile, num_rows, keys,
-               words_);
+int Worker<Math, T>::last_key(const Block& block, int first_row, int num_rows, int tile) const {
+  int last = 1;
+  for (int row = 0; row < num_rows; ++row) last = std::max(last, visible(block, first_row + row, tile).last);
+  return round_up(last, 32);
+}
+
+// From scores_ to weights_, tile_peaks_ and tile_sums_.
+template <class Math, class T>
+void Worker<Math, T>::weigh(const Block& block, int first_row, int num_rows, int tile, int keys) {
   for (int row = 0; row < num_rows; ++row)
     softmax_row(scores_ + row * kTile, weights_ + row * kTile, keys, visible(block, first_row + row, tile), logits_,
                 &tile_peaks_[row], &tile_sums_[row]);
+}
+
+// Leaves the tile's result for these rows in tile_out_, tile_peaks_ and tile_sums_.
+template <class Math, class T>
+void Worker<Math, T>::rows_of_tile(const Block& block, int first_row, int num_rows, int tile) {
+  const int keys = last_key(block, first_row, num_rows, tile);
+  matmul<Math>(queries_ + static_cast<ptrdiff_t>(first_row) * words_, words_, keys_, scores_, kTile, num_rows, keys,
+               words_);
+  weigh(block, first_row, num_rows, tile, keys);
   matmul<Math>(reinterpret_cast<const Word*>(weights_), kTile / Math::kPerWord, values_, tile_out_, value_cols_,
                num_rows, value_cols_, keys / Math::kPerWord);
 }
+
+#if defined(__AMX_BF16__)
+template <class Math, class T>
+void Worker<Math, T>::few_rows_of_tile(const Block& block, int head, int rows, const Tile& tile, const Tile& next) {
+  const int keys = last_key(block, 0, rows, block.first_tile);
+  const int heads = a_.shape_.num_kv_heads;
+  const auto view = [&](const void* pool) {
+    const T* base = static_cast<const T*>(pool);
+    return TileRows<T>{base + head * layer_.kv_head_stride, tile.offsets, tile.valid,
+                       Ahead<T>::share(base, next.offsets, next.valid, head_dim_ * heads, head, heads)};
+  };
+  few_scores(view(layer_.k), layer_.slot_stride, queries_, words_, rows, scores_);
+  weigh(block, 0, rows, block.first_tile, keys);
+  few_values(view(layer_.v), weights_, keys, rows, head_dim_, values_.data, tile_out_, value_cols_);
+}
+#endif
 
 template <class Math, class T>
 void Worker<Math, T>::merge_rows(int first_row, int num_rows) {
@@ -220,6 +254,15 @@ void Worker<Math, T>::partial(const Block& block, const Block* next) {
   if (next != nullptr) locate(*next, next->first_tile, tiles_[1]);
   for (int head = 0; head < a_.shape_.num_kv_heads; ++head) {
     load_queries(block, head);
+#if defined(__AMX_BF16__)
+    if constexpr (kHasTiles<Math>) {
+      if (takes_few_rows(rows, head_dim_, a_.shape_.page_size)) {
+        few_rows_of_tile(block, head, rows, tiles_[0], tiles_[1]);
+        save_partial(block, head, 0, rows);
+        continue;
+      }
+    }
+#endif
     pack(tiles_[0], head, tiles_[1], false);
     for (int row = 0; row < rows; row += kRowStep) {
       const int count = std::min(kRowStep, rows - row);

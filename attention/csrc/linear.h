@@ -45,17 +45,6 @@ struct Rows {
   int count;
 };
 
-template <class Math>
-inline constexpr bool kHasTiles = false;
-#if defined(__AMX_BF16__)
-template <>
-inline constexpr bool kHasTiles<TileMath> = true;
-#endif
-#if defined(__AMX_INT8__)
-template <>
-inline constexpr bool kHasTiles<ByteTiles> = true;
-#endif
-
 // sums [rows x 32] = a block of at most 32 rows times a strip.
 template <class Math>
 inline void strip_product(const Word* a, int a_stride, const Word* strip, int rows, int words, float* sums) {

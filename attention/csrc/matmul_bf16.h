@@ -21,6 +21,10 @@ struct PairMath {
   }
 };
 
+// Whether a kind of arithmetic computes in tiles.
+template <class Math>
+inline constexpr bool kHasTiles = false;
+
 #if defined(__AMX_BF16__)
 // An AMX tile holds 16 rows of 16 words. C is computed in squares of 2 x 2 tiles, so that each tile of A
 // and B that was loaded is used twice:
@@ -44,6 +48,9 @@ struct TileMath : PairMath {
   }
   static void end() { _tile_release(); }
 };
+template <>
+inline constexpr bool kHasTiles<TileMath> = true;
+
 template <class Math, bool kTwoRows, bool kTwoCols>
 inline void matmul_tiles(const Word* a, int a_stride, const Word* b, int b_stride, float* c, int c_stride, int words) {
   const size_t a_bytes = 4 * static_cast<size_t>(a_stride);

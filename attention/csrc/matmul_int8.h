@@ -30,6 +30,8 @@ struct ByteTiles : ByteMath {
   static void begin() { TileMath::begin(); }
   static void end() { TileMath::end(); }
 };
+template <>
+inline constexpr bool kHasTiles<ByteTiles> = true;
 
 template <>
 inline void matmul<ByteTiles>(const Word* a, int a_stride, const Panel& b, float* c, int c_stride, int rows, int cols,

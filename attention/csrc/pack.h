@@ -13,20 +13,23 @@
 
 namespace trunkline {
 
-// What will be read next: rows that are fetched in ascending order, as memory likes it. Where several heads
-// are worked on in turn, each fetches its share of whole rows, with the keys or values of all heads.
+// What will be read next: rows [first, last) of a tile, fetched in ascending order, as memory likes it. Where several
+// heads are worked on in turn, each fetches its share of whole rows, with the keys or values of all heads.
 template <class T>
 struct Ahead {
   const T* base;
   const int64_t* offsets;
-  int valid;
   int row_size;
-  int share, num_shares;
+  int first, last;
 
-  // Called for every token of a tile of `tokens`; fetches the rows that are due.
-  void fetch(int token, int tokens) const {
-    const int at = share * tokens + token;
-    if (at % num_shares == 0 && at / num_shares < valid) prefetch(base + offsets[at / num_shares], row_size);
+  static Ahead share(const T* base, const int64_t* offsets, int valid, int row_size, int share, int num_shares) {
+    return {base, offsets, row_size, valid * share / num_shares, valid * (share + 1) / num_shares};
+  }
+
+  // Step `step` of `steps`: between two steps there is work, so that memory is never asked for all at once.
+  void fetch(int step, int steps) const {
+    const int count = last - first, end = first + count * (step + 1) / steps;
+    for (int i = first + count * step / steps; i < end; ++i) prefetch(base + offsets[i], row_size);
   }
 };
 
@@ -65,7 +68,7 @@ inline void pack_keys(const TileRows<T>& keys, int head_dim, int tokens, const P
   for (int token = 0; token < tokens; token += kWidth) {
     Word* const column = panel.at(0, token);
     const int stride = panel.strip_cols(token);
-    for (int i = 0; i < kWidth; ++i) keys.ahead.fetch(token + i, tokens);
+    keys.ahead.fetch(token / kWidth, tokens / kWidth);
     for (int word = 0; word < words; word += kWidth) {
       Bits square[kWidth];
       if (token + kWidth <= keys.valid && word + kWidth <= whole_words) {
@@ -102,12 +105,12 @@ inline void pack_values(const TileRows<T>& values, int head_dim, int tokens, con
   static const T zeros[kMaxHeadDim + kWidth] = {};
   const int cols = panel.cols;
   for (int token = 0; token < tokens; token += Math::kPerWord) {
+    if (token % kWidth == 0) values.ahead.fetch(token / kWidth, tokens / kWidth);
     const T* rows[2];
     T parts[2][kWidth] = {};
     const T* part_rows[2];
     const int whole = head_dim / kWidth * kWidth;
     for (int i = 0; i < Math::kPerWord; ++i) {
-      values.ahead.fetch(token + i, tokens);
       rows[i] = token + i < values.valid ? values.row(token + i) : zeros;
       if (whole < cols) memcpy(parts[i], rows[i] + whole, sizeof(T) * static_cast<size_t>(head_dim - whole));
       part_rows[i] = parts[i];
