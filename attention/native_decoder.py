@@ -4,12 +4,10 @@ import ctypes
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
 
 import torch
 
 from . import structs
-from .base import AttentionBackend
 from .cpu import CpuBackend
 from .packed_linear import PackedLinear
 
@@ -47,22 +45,14 @@ class NativeDecoder:
     Gives what the layers give one by one, without waking threads for each of their steps.
     """
 
-    @classmethod
-    def over(cls, weights: DecoderWeights, backend: AttentionBackend) -> Self | None:
-        """These weights over this backend's pages; None where the two don't go together natively."""
-        if isinstance(backend, CpuBackend) and backend.dtype == weights.norm.dtype:
-            return cls(weights, backend)
-        return None
-
     def __init__(self, weights: DecoderWeights, backend: CpuBackend) -> None:
         self._weights = weights
-        self._backend = backend
         self._library = backend.library
         self.seconds = dict.fromkeys(PHASES, 0.0)
         """Where the time of all calls went."""
         config = backend.config
         layers = (structs.DecoderLayer * len(weights.layers))(
-            *(self._layer(index, layer) for index, layer in enumerate(weights.layers))
+            *(_layer(layer, backend.layer(index)) for index, layer in enumerate(weights.layers))
         )
         self._hidden = weights.norm.shape[0]
         head = weights.head.native
@@ -84,18 +74,19 @@ class NativeDecoder:
         self._decoder = ctypes.c_void_p(self._library.decoder_new(model))
         weakref.finalize(self, self._library.decoder_free, self._decoder)
 
-    def forward(self, embeddings: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """Float32 logits [n, vocab] of rows [n] (int64) of the planned step's embeddings [tokens, hidden].
+    def forward(self, backend: CpuBackend, embeddings: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """Float32 logits [n, vocab] of rows [n] (int64) of the step that the backend has planned.
 
-        The embeddings are overwritten.
+        `embeddings` [tokens, hidden] are overwritten. The backend is the one that this was made for; it is not
+        kept, so that it can go when its engine goes.
         """
-        metadata = self._backend.metadata
+        metadata = backend.metadata
         logits = torch.empty(len(rows), self._vocab_size)
         seconds = (ctypes.c_double * len(PHASES))()
         self._library.decoder_run(
             self._decoder,
             structs.DecoderStep(
-                attention=self._backend.attention,
+                attention=backend.attention,
                 residual=embeddings.data_ptr(),
                 positions=metadata.positions.ctypes.data,
                 slots=metadata.slot_mapping.ctypes.data,
@@ -111,17 +102,17 @@ class NativeDecoder:
             self.seconds[phase] += spent
         return logits
 
-    def _layer(self, index: int, weights: LayerWeights) -> structs.DecoderLayer:
-        job = self._backend.layer(index)
-        return structs.DecoderLayer(
-            attention_norm=weights.attention_norm.data_ptr(),
-            mlp_norm=weights.mlp_norm.data_ptr(),
-            head_norm=None if weights.head_norm is None else weights.head_norm.data_ptr(),
-            k_pool=job.k,
-            v_pool=job.v,
-            qkv=weights.qkv.native,
-            out=weights.out.native,
-            gate_up=weights.gate_up.native,
-            down=weights.down.native,
-            window=job.window,
-        )
+
+def _layer(weights: LayerWeights, job: structs.Layer) -> structs.DecoderLayer:
+    return structs.DecoderLayer(
+        attention_norm=weights.attention_norm.data_ptr(),
+        mlp_norm=weights.mlp_norm.data_ptr(),
+        head_norm=None if weights.head_norm is None else weights.head_norm.data_ptr(),
+        k_pool=job.k,
+        v_pool=job.v,
+        qkv=weights.qkv.native,
+        out=weights.out.native,
+        gate_up=weights.gate_up.native,
+        down=weights.down.native,
+        window=job.window,
+    )

@@ -7,6 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from trunkline.attention import AttentionBackend
+from trunkline.attention.cpu import CpuBackend
 from trunkline.attention.native_decoder import DecoderWeights, NativeDecoder
 
 from .config import ModelConfig
@@ -37,7 +38,7 @@ class CausalLM:
         else:
             self._head = self._table.linear([(_HEAD, config.vocab_size)], config.hidden_size)
         self._rotary = RotaryTable(config.rope, config.head_dim, config.max_positions, device)
-        self._decoders: WeakKeyDictionary[AttentionBackend, NativeDecoder | None] = WeakKeyDictionary()
+        self._decoders: WeakKeyDictionary[CpuBackend, NativeDecoder | None] = WeakKeyDictionary()
 
     @torch.inference_mode()
     def forward(
@@ -52,9 +53,8 @@ class CausalLM:
         not asked for cost no output projection.
         """
         residual = F.embedding(token_ids, self._embedding)
-        decoder = self._native_decoder(backend)
-        if decoder is not None:
-            return decoder.forward(residual, logits_rows)
+        if isinstance(backend, CpuBackend) and (native := self.native_decoder(backend)) is not None:
+            return native.forward(backend, residual, logits_rows)
         update: torch.Tensor | None = None
         for layer in self._layers:
             update = layer(update, residual, self._rotary, backend)
@@ -62,11 +62,11 @@ class CausalLM:
         hidden = self._norm.add(update[logits_rows], residual[logits_rows])
         return self._head(hidden).float()
 
-    def _native_decoder(self, backend: AttentionBackend) -> NativeDecoder | None:
+    def native_decoder(self, backend: CpuBackend) -> NativeDecoder | None:
         """All layers in one call, where this backend and the form of the weights allow it."""
         if backend not in self._decoders:
-            weights = self._packed()
-            self._decoders[backend] = None if weights is None else NativeDecoder.over(weights, backend)
+            weights = self._packed() if backend.dtype == self.dtype else None
+            self._decoders[backend] = None if weights is None else NativeDecoder(weights, backend)
         return self._decoders[backend]
 
     def _packed(self) -> DecoderWeights | None:

@@ -13,10 +13,10 @@ from trunkline.runtime.models import CausalLM, ModelConfig, build_model
 VOCAB = 131
 _SIZES = {
     "vocab_size": VOCAB,
-    "hidden_size": 48,
-    "intermediate_size": 80,
+    "hidden_size": 64,
+    "intermediate_size": 96,
     "num_hidden_layers": 3,
-    "num_attention_heads": 6,
+    "num_attention_heads": 8,
     "num_key_value_heads": 2,
     "max_position_embeddings": 256,
     "pad_token_id": None,
@@ -28,7 +28,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama"},
     "llama-tied": {"model_type": "llama", "tie_word_embeddings": True, "rms_norm_eps": 1e-5},
     "llama-biases": {"model_type": "llama", "attention_bias": True, "mlp_bias": True},
-    "llama-head-dim": {"model_type": "llama", "head_dim": 20, "num_key_value_heads": 6},
+    "llama-head-dim": {
+        "model_type": "llama",
+        "head_dim": 20,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+    },
     "llama-linear": {"model_type": "llama", "rope_parameters": {"rope_type": "linear", "factor": 2.5}},
     "llama-llama3": {
         "model_type": "llama",
