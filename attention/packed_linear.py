@@ -7,6 +7,7 @@ from . import native, structs
 
 STRIP = 32  # outputs that lie together: linear.h
 _GATED = STRIP // 2
+_TILE_COLS = 32  # bfloat16 is multiplied in tiles of sixteen pairs
 
 
 class PackedLinear:
@@ -37,7 +38,8 @@ class PackedLinear:
     def fits(weight: torch.Tensor, gated: bool = False) -> bool:
         """Whether the kernels take this weight, here."""
         rows, cols = weight.shape
-        whole = cols % STRIP == 0 and (not gated or rows % STRIP == 0)
+        whole = weight.dtype == torch.float32 or cols % _TILE_COLS == 0
+        whole &= not gated or rows % STRIP == 0
         return weight.device.type == "cpu" and native.supports(weight.dtype) and whole
 
     @property

@@ -75,6 +75,7 @@ def test_what_is_not_finite_stays_in_its_row(level: str) -> None:
     [
         ((40, 64), torch.bfloat16, False, True),
         ((40, 48), torch.bfloat16, False, False),  # no whole tile along the input
+        ((40, 47), torch.float32, False, True),
         ((40, 64), torch.bfloat16, True, False),  # no sixteens of gate and up
         ((64, 64), torch.float32, True, True),
         ((64, 64), torch.float16, False, False),

@@ -58,17 +58,17 @@ def test_a_bias_the_config_does_not_announce_is_refused() -> None:
         empty_model().load_weights(found.items())
 
 
-@pytest.mark.parametrize("shape", [(80, 47), (48, 80), (80,), (1, 48)])
+@pytest.mark.parametrize("shape", [(96, 47), (64, 96), (96,), (1, 64)])
 def test_a_wrong_shape_is_named(shape: tuple[int, ...]) -> None:
     name = "model.layers.2.mlp.up_proj.weight"
-    with pytest.raises(LoadError, match=rf"{name} has shape .*; the config asks for \[80, 48\]"):
+    with pytest.raises(LoadError, match=rf"{name} has shape .*; the config asks for \[96, 64\]"):
         empty_model().load_weights((weights() | {name: torch.zeros(shape)}).items())
 
 
 def test_a_weight_given_twice_is_refused() -> None:
     def twice() -> Iterator[tuple[str, torch.Tensor]]:
         yield from weights().items()
-        yield "model.norm.weight", torch.ones(48)
+        yield "model.norm.weight", torch.ones(64)
 
     with pytest.raises(LoadError, match=r"model.norm.weight is given twice"):
         empty_model().load_weights(twice())

@@ -15,8 +15,6 @@ from trunkline.runtime.models import CausalLM, build_model
 
 pytestmark = pytest.mark.skipif(not native.supports(torch.float32), reason=str(native.unavailable()))
 
-# With weights of these widths there is no whole tile: the layers stay in Python.
-NOT_PACKED = ["llama-head-dim"]
 LENGTHS = (3, 40, 1)
 
 
@@ -57,7 +55,7 @@ class LayerByLayer:
         self.forward_fused = backend.forward_fused
 
 
-@pytest.mark.parametrize("variant", sorted(set(VARIANTS) - set(NOT_PACKED)))
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_float32_logits_are_those_of_the_layers_one_by_one_bit_for_bit(variant: str) -> None:
     model = make_pair(variant).ours
     native_steps = Steps(model)
@@ -98,9 +96,8 @@ def test_it_says_where_its_time_went() -> None:
     assert all(seconds > 0 for seconds in decoder.seconds.values())
 
 
-@pytest.mark.parametrize("variant", NOT_PACKED)
-def test_without_whole_tiles_the_layers_run_one_by_one(variant: str) -> None:
-    model = make_pair(variant).ours
+def test_without_whole_tiles_the_layers_run_one_by_one() -> None:
+    model = make_pair("llama-head-dim", torch.bfloat16).ours
     steps = Steps(model)
     assert model.native_decoder(steps.own) is None
     assert torch.equal(steps.both(), Steps(model, LayerByLayer).both())
