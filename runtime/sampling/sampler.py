@@ -11,6 +11,7 @@ import torch
 
 from trunkline.runtime.transfer import HostCopy, to_device
 
+from .device_drawing import draw_on_device
 from .drawing import draw
 from .grammar import Mask
 from .logprobs import TokenLogprobs, token_logprobs
@@ -85,8 +86,8 @@ class Sampler:
 
         `masks` has, by row, what a constraint adds (0 or -inf, by token); a row that it lacks may take any.
         A row whose logits can't be sampled is reported in `failed`; the others are not affected. Greedy
-        rows without penalties cost an argmax, and on a CUDA device the host doesn't wait for it; drawn rows a
-        few passes over their logits (see drawing.py), for which it does.
+        rows without penalties cost an argmax, drawn rows a few passes over their logits (see drawing.py), or on
+        a CUDA device a sort (see device_drawing.py): there the host never waits.
         """
         assert logits.shape == (len(rows), self._vocab_size), "one row of logits for each request"
         assert (logits.dtype, logits.device.type) == (torch.float32, self._device.type)
@@ -107,15 +108,24 @@ class Sampler:
         adjusted: torch.Tensor, rows: Sequence[SampleRow], ids: torch.Tensor, peaks: torch.Tensor
     ) -> None:
         """Puts drawn tokens in the place of the likeliest, in the rows that draw and can."""
-        (heights,) = HostCopy(peaks).arrays()
-        sound = np.isfinite(heights).tolist()
-        drawn = [index for index, row in enumerate(rows) if sound[index] and not row.params.is_greedy]
+        drawn = [index for index, row in enumerate(rows) if not row.params.is_greedy]
+        on_host = ids.device.type == "cpu"
+        if on_host:
+            sound = peaks.isfinite().tolist()
+            drawn = [index for index in drawn if sound[index]]
         if not drawn:
             return
-        drawing = [rows[index] for index in drawn]
-        numbers = uniforms([row.seed for row in drawing], [row.num_output_tokens for row in drawing])
-        tokens = draw(take(adjusted, drawn), [row.params for row in drawing], heights[drawn], numbers)
-        ids.index_copy_(0, to_device(np.array(drawn), ids.device), to_device(tokens, ids.device))
+        params = [rows[index].params for index in drawn]
+        numbers = uniforms(
+            [rows[index].seed for index in drawn], [rows[index].num_output_tokens for index in drawn]
+        )
+        places = to_device(np.array(drawn), ids.device)
+        logits = adjusted if len(drawn) == len(rows) else adjusted[places]
+        if on_host:
+            tokens = torch.from_numpy(draw(logits, params, peaks[places].numpy(), numbers))
+        else:
+            tokens = draw_on_device(logits, params, numbers)
+        ids.index_copy_(0, places, tokens)
 
 
 def _failures(logits: torch.Tensor, peaks: Floats) -> dict[int, str]:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tests.oracle.sampler import acceptable_draws, slow_adjusted, slow_distribution
 from tests.runtime.sampling_factories import make_row, sample, sample_one
 from trunkline.runtime.sampling import Sampler, derive_seed
+from trunkline.runtime.sampling.device_drawing import draw_on_device
 from trunkline.runtime.sampling.drawing import draw
 from trunkline.runtime.sampling.penalties import adjust_logits
 from trunkline.runtime.sampling.randomness import uniforms
@@ -224,6 +225,37 @@ def test_large_vocabularies_draw_what_the_plain_twin_draws(flatness: float, opti
     tokens = sample([logits] * 5, rows).tokens.tolist()
     for row, token in zip(rows, tokens, strict=True):
         assert token in acceptable_draws(logits, row, uniforms([row.seed], [0])[0])
+
+
+@pytest.mark.parametrize("flatness", [0.0, 1.0, 4.0])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"min_p": 0.02},
+        {"top_k": 1},
+        {"top_k": 300},
+        {"top_p": 0.9},
+        {"top_p": 0.5, "top_k": 1000, "temperature": 1.7},
+    ],
+)
+def test_a_device_draws_what_the_plain_twin_draws_of_ranked_tokens(flatness: float, options: dict):
+    rng = np.random.default_rng(7)
+    logits = (rng.normal(size=2003) * flatness).astype(np.float16).astype(np.float32)
+    rows = [make_row(seed=seed, **options) for seed in range(40)]
+    numbers = uniforms([row.seed for row in rows], [0] * 40)
+    tokens = draw_on_device(torch.from_numpy(logits).repeat(40, 1), [row.params for row in rows], numbers)
+    ranked = {**options, "top_p": min(options.get("top_p", 1.0), 1.0 - 1e-9)}
+    for row, number, token in zip(rows, numbers, tokens.tolist(), strict=True):
+        assert token in acceptable_draws(logits, make_row(seed=row.seed, **ranked), number)
+
+
+def test_a_device_draws_some_token_for_rows_that_have_none():
+    rows = torch.tensor([[INF, 1.0], [-INF, -INF], [math.nan, 1.0], [0.0, 5.0]])
+    params = [make_row(top_p=0.5).params] * 4
+    tokens = draw_on_device(rows, params, np.array([0.0, 0.5, 1.0 - 2.0**-53, 1.0 - 2.0**-53]))
+    assert all(token in (0, 1) for token in tokens.tolist())
+    assert tokens[3] == 1
 
 
 @pytest.mark.parametrize("options", [{}, {"top_k": 4}, {"top_p": 0.9}, {"min_p": 0.15}, {"temperature": 0.6}])
