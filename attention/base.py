@@ -1,7 +1,8 @@
 """The contract of an attention backend, and how one is found by name."""
 
+from collections.abc import Hashable
 from importlib import import_module
-from typing import Protocol, cast
+from typing import Protocol, cast, runtime_checkable
 
 import torch
 
@@ -14,6 +15,7 @@ from .metadata import AttentionMetadata
 
 _BACKENDS = {
     "cpu": ("trunkline.attention.cpu", "CpuBackend"),
+    "flashinfer": ("trunkline.attention.flashinfer", "FlashInferBackend"),
     "reference": ("trunkline.attention.reference", "ReferenceBackend"),
     "torch": ("trunkline.attention.torch_backend", "TorchBackend"),
 }
@@ -52,7 +54,22 @@ class AttentionBackend(Protocol):
 
         qkv is [tokens, num_heads + 2 num_kv_heads, head_dim] in the pool's dtype; cos and sin are the whole tables,
         float32 [max_positions, head_dim / 2]. With norm_weight [num_heads + num_kv_heads, head_dim] queries and keys
-        pass an RMSNorm before they are rotated. Returns [tokens, num_heads, head_dim].
+        pass an RMSNorm before they are rotated. Returns [tokens, num_heads, head_dim]; qkv may be overwritten.
+        """
+
+
+@runtime_checkable
+class CapturableBackend(AttentionBackend, Protocol):
+    """A backend whose decodes a CUDA graph can hold: for a given number of rows, all it reads keeps its address."""
+
+    def reserve_rows(self, num_rows: int) -> None:
+        """Makes room for graphs of up to num_rows rows; once, before the first `plan_padded`."""
+
+    def plan_padded(self, metadata: AttentionMetadata, num_rows: int) -> Hashable | None:
+        """Plans decodes (maybe none) for a graph of num_rows rows; rows beyond them read and write page 0 only.
+
+        Returns which kernels `forward` will launch, for a graph of that key to be replayed, or None where the step
+        does not fit a graph and has to be planned by `plan`.
         """
 
 

@@ -10,6 +10,7 @@ from trunkline.errors import ConfigError
 from . import native, structs
 from .base import check_metadata, check_pool
 from .config import AttentionConfig
+from .errors import MetadataError
 from .kv_pool import KVPool
 from .memory import advise_huge_pages
 from .metadata import AttentionMetadata
@@ -78,6 +79,8 @@ class CpuBackend:
     def plan(self, metadata: AttentionMetadata) -> None:
         """See AttentionBackend."""
         check_metadata(metadata, self._pool)
+        if metadata.mask is not None:
+            raise MetadataError("the cpu backend takes no masks; the torch backend does")
         self._metadata = metadata  # the kernels read its arrays until the next plan
         step = structs.Step(
             metadata.qo_indptr.ctypes.data,

@@ -1,4 +1,6 @@
-"""Memory-bound steps between the matrix products, each in one pass: natively on CPUs, else with torch."""
+"""Memory-bound steps between the matrix products, each in one pass: with the device's own kernels, else with torch."""
+
+from typing import Protocol
 
 import torch
 from torch.nn import functional as F
@@ -6,8 +8,33 @@ from torch.nn import functional as F
 from . import native, structs
 
 
+class Kernels(Protocol):
+    """A library's kernels for these steps on CUDA devices, bfloat16 and float16."""
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """See rms_norm."""
+
+    def add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> torch.Tensor:
+        """See add_rms_norm."""
+
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """See silu_mul."""
+
+
+_on_cuda: list[Kernels] = []
+
+
+def use_on_cuda(kernels: Kernels) -> None:
+    """From now on these run the steps on CUDA devices; the attention backend that brings them calls this."""
+    _on_cuda[:] = [kernels]
+
+
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """x / rms(x) · weight for rows x [rows, cols], in float32 inside (Zhang & Sennrich, 2019)."""
+    if (kernels := _kernels(x)) is not None:
+        return kernels.rms_norm(x, weight, eps)
     if not _is_native(x):
         return rms_norm_torch(x, weight, eps)
     return _native_norm(x, None, weight, eps)
@@ -21,7 +48,9 @@ def rms_norm_torch(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.T
 
 
 def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Adds x to `residual` in place, both [rows, cols], and returns the RMSNorm of the sum."""
+    """Adds x to `residual` in place, both [rows, cols], and returns the RMSNorm of the sum; x may be overwritten."""
+    if (kernels := _kernels(x)) is not None:
+        return kernels.add_rms_norm(x, residual, weight, eps)
     if not _is_native(x):
         residual += x
         return rms_norm(residual, weight, eps)
@@ -30,6 +59,8 @@ def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """silu(gate) · up of rows [gate | up] [rows, 2 cols]; returns [rows, cols] (SwiGLU; Shazeer, 2020)."""
+    if (kernels := _kernels(gate_up)) is not None:
+        return kernels.silu_mul(gate_up)
     rows, cols = len(gate_up), gate_up.shape[1] // 2
     if not _is_native(gate_up):
         return F.silu(gate_up[:, :cols]) * gate_up[:, cols:]
@@ -72,6 +103,12 @@ def _native_norm(
         )
     )
     return out
+
+
+def _kernels(x: torch.Tensor) -> Kernels | None:
+    # A launch of no rows would fail.
+    half = x.dtype in (torch.bfloat16, torch.float16)
+    return _on_cuda[0] if _on_cuda and x.is_cuda and half and x.numel() else None
 
 
 def _is_native(x: torch.Tensor) -> bool:

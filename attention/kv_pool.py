@@ -1,5 +1,8 @@
 """The memory that keys and values live in."""
 
+from collections.abc import Iterator
+from itertools import pairwise
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -8,8 +11,10 @@ from trunkline.errors import ConfigError
 
 from .config import AttentionConfig
 from .errors import PageCopyError
+from .streams import Event, Streams, streams_of, to_device
 
 PagePairs = npt.NDArray[np.int32]
+PageColumn = npt.NDArray[np.int32]
 
 
 class KVPool:
@@ -33,6 +38,7 @@ class KVPool:
         )
         self.k: tuple[torch.Tensor, ...] = self.data[0].unbind()
         self.v: tuple[torch.Tensor, ...] = self.data[1].unbind()
+        self._arrivals: dict[int, Event] = {}
 
     @staticmethod
     def page_bytes(config: AttentionConfig, dtype: torch.dtype) -> int:
@@ -67,35 +73,97 @@ class KVPool:
         Raises PageCopyError for a page outside 1..num_pages or a destination that comes twice.
         """
         src, dst = check_pairs(pairs, self.num_pages, self.num_pages, self.device)
+        self.await_layers()
         self.data.index_copy_(2, dst, self.data.index_select(2, src))
+
+    def expect_layer(self, layer: int, arrival: Event) -> None:
+        """Pages of a layer are on their way; who reads or writes the layer calls `await_layer` first."""
+        self._arrivals[layer] = arrival
+
+    def await_layer(self, layer: int) -> None:
+        """Lets the current stream wait for the pages of one layer, where any are on their way."""
+        if self._arrivals and (arrival := self._arrivals.pop(layer, None)) is not None:
+            arrival.wait()
+
+    def await_layers(self) -> None:
+        """`await_layer` for every layer."""
+        for layer in list(self._arrivals):
+            self.await_layer(layer)
 
 
 class HostPool:
     """Pages 1..num_pages of a pool's shape in host memory, for requests that are swapped out.
 
-    Page-locked when the pool it serves is on a CUDA device.
+    Beside a pool on a CUDA device the pages are page-locked and copies run on a side stream, layer by layer: a step's
+    first layer begins when its own pages are there, while those of the later layers still come. On a CPU
+    a copy is done when the call returns.
     """
 
-    def __init__(self, pool: KVPool, num_pages: int) -> None:
+    def __init__(self, pool: KVPool, num_pages: int, streams: Streams | None = None) -> None:
         if num_pages < 1:
             raise ConfigError(f"host pool: num_pages is {num_pages}; it must be at least 1")
         self.pool = pool
         self.num_pages = num_pages
+        self.is_asynchronous = pool.device.type == "cuda"
+        self._streams = streams or streams_of(pool.device)
         shape = list(pool.data.shape)
         shape[2] = num_pages + 1
-        self.data = torch.empty(shape, dtype=pool.dtype, pin_memory=pool.device.type == "cuda")
+        self.data = torch.empty(shape, dtype=pool.dtype, pin_memory=self.is_asynchronous)
 
     def swap_out(self, pairs: PagePairs) -> None:
-        """Copies pages (device page, host page) [n, 2] to host memory; raises PageCopyError."""
-        src, dst = check_pairs(pairs, self.pool.num_pages, self.num_pages, torch.device("cpu"))
-        pages = self.pool.data.index_select(2, src.to(self.pool.device))
-        self.data.index_copy_(2, dst, pages.to(self.data.device))
+        """Copies pages (device page, host page) [n, 2] to host memory; raises PageCopyError.
+
+        What the current stream is given afterwards may write the device pages: it waits until they are gathered,
+        not until they have reached the host.
+        """
+        check_pairs(pairs, self.pool.num_pages, self.num_pages, torch.device("cpu"))
+        host_pages, device_pages = _sorted_columns(pairs[:, 1], pairs[:, 0])
+        gathered = self._streams.event()
+        with self._streams.side():
+            pages = self.pool.data.index_select(2, to_device(device_pages, self.pool.device))
+            gathered.record()
+            for layer in range(self.pool.config.num_layers):
+                for host, device in self._blocks(layer, host_pages, pages[:, layer]):
+                    host.copy_(device, non_blocking=True)
+        gathered.wait()
 
     def swap_in(self, pairs: PagePairs) -> None:
-        """Copies pages (host page, device page) [n, 2] back; raises PageCopyError."""
-        src, dst = check_pairs(pairs, self.num_pages, self.pool.num_pages, torch.device("cpu"))
-        pages = self.data.index_select(2, src)
-        self.pool.data.index_copy_(2, dst.to(self.pool.device), pages.to(self.pool.device))
+        """Copies pages (host page, device page) [n, 2] back; raises PageCopyError.
+
+        The pool expects each layer from then on: `KVPool.await_layer` before the layer is touched.
+        """
+        check_pairs(pairs, self.num_pages, self.pool.num_pages, torch.device("cpu"))
+        host_pages, device_pages = _sorted_columns(pairs[:, 0], pairs[:, 1])
+        with self._streams.side():
+            destinations = to_device(device_pages, self.pool.device)
+            pages = self.pool.data.new_empty(2, len(pairs), *self.pool.data.shape[3:])
+            for layer in range(self.pool.config.num_layers):
+                for host, device in self._blocks(layer, host_pages, pages):
+                    device.copy_(host, non_blocking=True)
+                self.pool.data[:, layer].index_copy_(1, destinations, pages)
+                arrival = self._streams.event()
+                arrival.record()
+                self.pool.expect_layer(layer, arrival)
+
+    def _blocks(
+        self, layer: int, host_pages: PageColumn, pages: torch.Tensor
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Pairs of equal blocks, each in one piece: of this pool's `host_pages` and of `pages` [2, n, ...]."""
+        for first, last in _runs(host_pages):
+            host_page = int(host_pages[first])
+            for part in (0, 1):
+                yield self.data[part, layer, host_page : host_page + last - first], pages[part, first:last]
+
+
+def _sorted_columns(keys: PageColumn, others: PageColumn) -> tuple[PageColumn, PageColumn]:
+    order = np.argsort(keys, kind="stable")
+    return keys[order], others[order]
+
+
+def _runs(pages: PageColumn) -> Iterator[tuple[int, int]]:
+    """(first row, one past the last row) of pages that ascend by one."""
+    cuts = np.flatnonzero(np.diff(pages) != 1) + 1
+    return pairwise([0, *cuts.tolist(), len(pages)] if len(pages) else [])
 
 
 def check_pairs(
@@ -116,5 +184,5 @@ def check_pairs(
         raise PageCopyError(
             f"page {destinations[counts.argmax()]} is the destination of {counts.max()} copies"
         )
-    columns = torch.from_numpy(pairs.astype(np.int64)).to(device)
+    columns = to_device(pairs, device)
     return columns[:, 0], columns[:, 1]

@@ -10,6 +10,7 @@ from .errors import MetadataError
 
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,6 +28,10 @@ class AttentionMetadata:
     `positions[t]` counts from the start of the token's own request; `slot_mapping[t]` = page · page_size +
     offset is where its key and value are written. Offsets and pages are int32, positions and slots int64.
 
+    Without `mask` attention is causal. A mask replaces that (trees of drafted tokens): it holds, request after request
+    and row by row, whether new token i sees key j, bool [sum of q_len · kv_len]; a layer's window hides
+    what it hides besides.
+
     Raises MetadataError when the arrays contradict each other or a slot would be written twice.
     """
 
@@ -37,6 +42,7 @@ class AttentionMetadata:
     kv_last_page_len: Int32Array
     positions: Int64Array
     slot_mapping: Int64Array
+    mask: BoolArray | None = None
 
     def __post_init__(self) -> None:
         _check_indptr("qo_indptr", self.qo_indptr, len(self.positions))
@@ -60,6 +66,8 @@ class AttentionMetadata:
             raise MetadataError(f"kv_last_page_len {self.kv_last_page_len} is not within 1..{self.page_size}")
         if (self.kv_lens < self.q_lens).any():
             raise MetadataError("a request has more new tokens than keys")
+        if self.mask is not None:
+            self._check_mask(self.mask)
         slots, counts = np.unique(self.slot_mapping, return_counts=True)
         if len(slots) != self.num_tokens:
             twice = int(slots[counts.argmax()])
@@ -67,6 +75,28 @@ class AttentionMetadata:
             raise MetadataError(
                 f"slot {offset} of page {page} would be written by {counts.max()} tokens of one step"
             )
+
+    def _check_mask(self, mask: BoolArray) -> None:
+        sizes = self.q_lens.astype(np.int64) * self.kv_lens
+        if len(mask) != sizes.sum():
+            raise MetadataError(
+                f"the mask has {len(mask)} entries, the step {sizes.sum()} pairs of token and key"
+            )
+        own_rows = np.arange(self.num_tokens) - np.repeat(self.qo_indptr[:-1], self.q_lens)
+        first_keys = np.repeat(self.kv_lens - self.q_lens, self.q_lens)
+        begins = np.repeat(np.cumsum(sizes) - sizes, self.q_lens)
+        own_keys = begins + own_rows * np.repeat(self.kv_lens, self.q_lens) + first_keys + own_rows
+        blind = np.flatnonzero(~mask[own_keys])
+        if len(blind):
+            raise MetadataError(f"the mask hides token {blind[0]} of the step from itself")
+
+    def request_mask(self, request: int) -> BoolArray:
+        """The mask of one request, [q_len, kv_len]; causal where the step has none."""
+        q_len, kv_len = int(self.q_lens[request]), int(self.kv_lens[request])
+        if self.mask is None:
+            return np.tri(q_len, kv_len, kv_len - q_len, dtype=bool)
+        begin = int((self.q_lens[:request].astype(np.int64) * self.kv_lens[:request]).sum())
+        return self.mask[begin : begin + q_len * kv_len].reshape(q_len, kv_len)
 
     @property
     def num_requests(self) -> int:
@@ -95,10 +125,12 @@ class AttentionMetadata:
         lengths: Sequence[int] | npt.NDArray[np.integer],
         page_tables: Sequence[Int32Array],
         page_size: int,
+        masks: Sequence[BoolArray] | None = None,
     ) -> "AttentionMetadata":
         """Lays out a step in which request i computes `lengths[i]` tokens from position `starts[i]`.
 
         `page_tables[i]` must cover position starts[i] + lengths[i] - 1; what it has beyond that is left out.
+        `masks[i]` is bool [lengths[i], starts[i] + lengths[i]], see `mask`.
         Raises MetadataError for an empty or negative range, a table that is too short, or two tokens on one
         slot. O(tokens + pages) in numpy.
         """
@@ -122,6 +154,7 @@ class AttentionMetadata:
             kv_last_page_len=((start + length - 1) % page_size + 1).astype(np.int32),
             positions=positions,
             slot_mapping=kv_indices[page_of].astype(np.int64) * page_size + positions % page_size,
+            mask=None if masks is None else np.concatenate([np.empty(0, bool), *map(np.ravel, masks)]),
         )
 
 

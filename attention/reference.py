@@ -29,6 +29,7 @@ class ReferenceBackend:
         """See AttentionBackend."""
         step = self._metadata
         assert step is not None, "forward before plan"
+        self._pool.await_layer(layer)
         for token, slot in enumerate(step.slot_mapping.tolist()):
             page, offset = divmod(slot, step.page_size)
             self._pool.k[layer][page, offset] = k[token]
@@ -39,7 +40,8 @@ class ReferenceBackend:
             pages = step.kv_indices[step.kv_indptr[request] : step.kv_indptr[request + 1]].tolist()
             keys = torch.cat([self._pool.k[layer][page] for page in pages])[:kv_len]
             values = torch.cat([self._pool.v[layer][page] for page in pages])[:kv_len]
-            out[rows] = self._attend(layer, q[rows], keys, values).to(q.dtype)
+            visible = torch.from_numpy(step.request_mask(request)).to(q.device)
+            out[rows] = self._attend(layer, q[rows], keys, values, visible).to(q.dtype)
         return out
 
     def forward_fused(
@@ -54,13 +56,15 @@ class ReferenceBackend:
         """See AttentionBackend."""
         return self.forward(layer, *self._splitter.split(qkv, cos, sin, norm_weight, norm_eps))
 
-    def _attend(self, layer: int, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    def _attend(
+        self, layer: int, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, visible: torch.Tensor
+    ) -> torch.Tensor:
+        """visible: bool [tokens, keys], but for the layer's window."""
         q_pos = torch.arange(len(keys) - len(q), len(keys), device=q.device)[:, None]
         k_pos = torch.arange(len(keys), device=q.device)[None, :]
-        visible = k_pos <= q_pos
         window = self._config.window(layer)
         if window is not None:
-            visible &= k_pos > q_pos - window
+            visible = visible & (k_pos > q_pos - window)
         out = torch.empty(q.shape, dtype=torch.float64, device=q.device)
         for head in range(self._config.num_heads):
             kv_head = head // self._config.group_size

@@ -54,6 +54,7 @@ class TorchBackend:
 
     def forward(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """See AttentionBackend."""
+        self._pool.await_layer(layer)
         self._pool.store(layer, self._slots, k, v)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         for batch in self._batches[self._config.window(layer)]:
@@ -158,22 +159,41 @@ def _make_batch(
 
     k_pos = first_page * page_size + np.arange(len(column) * page_size)
     q_pos = starts + np.arange(q_len)
-    is_causal = q_len > 1 and not starts.any() and config.logits_soft_cap is None
+    is_causal = q_len > 1 and not starts.any() and config.logits_soft_cap is None and step.mask is None
     is_causal = is_causal and (window is None or window >= q_len)
     return _Batch(
         rows=_tensor(step.qo_indptr[requests][:, None] + np.arange(q_len), pool),
         pages=_tensor(pages.ravel(), pool),
         unused=_tensor(np.flatnonzero(k_pos >= kv_lens), pool),
-        mask=None if is_causal else _mask(q_pos, k_pos, window, pool),
+        mask=None if is_causal else _mask(_hidden(step, requests, q_pos, k_pos, window, pool), pool),
         is_causal=is_causal,
     )
 
 
-def _mask(q_pos: Int64Array, k_pos: Int64Array, window: int | None, pool: KVPool) -> torch.Tensor | None:
+def _hidden(
+    step: AttentionMetadata,
+    requests: Int64Array,
+    q_pos: Int64Array,
+    k_pos: Int64Array,
+    window: int | None,
+    pool: KVPool,
+) -> torch.Tensor:
+    """What each new token does not see, [requests, q_len, keys]; q_pos [requests, q_len], k_pos [requests, keys]."""
     queries, keys = _tensor(q_pos, pool)[:, :, None], _tensor(k_pos, pool)[:, None, :]
-    hidden = keys > queries
+    if step.mask is None:
+        hidden = keys > queries
+    else:
+        unseen = np.ones((*q_pos.shape, k_pos.shape[1]), bool)
+        for row, request in enumerate(requests.tolist()):
+            visible = step.request_mask(request)[:, int(k_pos[row, 0]) :]
+            unseen[row, :, : visible.shape[1]] = ~visible
+        hidden = torch.from_numpy(unseen).to(pool.device)
     if window is not None:
         hidden |= keys <= queries - window
+    return hidden
+
+
+def _mask(hidden: torch.Tensor, pool: KVPool) -> torch.Tensor | None:
     if not hidden.any():
         return None
     mask = torch.zeros(hidden.shape, dtype=pool.dtype, device=pool.device)

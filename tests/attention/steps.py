@@ -52,11 +52,14 @@ def make_step(
     shared: int = 0,
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
+    masked: bool = False,
+    device: str = "cpu",
 ) -> Step:
     """Requests (tokens in the pool, new tokens) with shuffled pages.
 
     Requests with at least `shared` tokens in the pool share the pages of their first `shared`, as a radix
-    tree would have it (`shared` is a multiple of the page size). Every slot that holds no key is NaN.
+    tree would have it (`shared` is a multiple of the page size). Every slot that holds no key is NaN. With `masked`
+    each request has a random mask instead of causality.
     """
     rng = np.random.default_rng(seed)
     size = config.page_size
@@ -67,7 +70,7 @@ def make_step(
 
     trunk_pages, numbers = np.split(numbers, [shared // size])
     trunk = _random(rng, dtype, 2, shared, config.num_kv_heads, config.head_dim)
-    tables, q, k, v, expected = [], [], [], [], []
+    tables, masks, q, k, v, expected = [], [], [], [], [], []
     for (start, length), count in zip(requests, needed, strict=True):
         history = _random(rng, dtype, 2, start + length, config.num_kv_heads, config.head_dim)
         table, numbers = np.split(numbers, [count])
@@ -83,17 +86,31 @@ def make_step(
         k.append(history[0, start:])
         v.append(history[1, start:])
         wide = [part.double().numpy() for part in (queries, history[0], history[1])]
-        answer = dense_attention(*wide, config.scale, config.window(layer), config.logits_soft_cap)
+        mask = _random_mask(rng, length, start + length) if masked else None
+        masks.append(mask)
+        answer = dense_attention(*wide, config.scale, config.window(layer), config.logits_soft_cap, mask)
         expected.append(torch.from_numpy(answer))
     starts, lengths = zip(*requests, strict=True)
+    if device != "cpu":
+        on_device = KVPool(config, pool.num_pages, dtype, device)
+        on_device.data.copy_(pool.data)
+        pool = on_device
     return Step(
-        AttentionMetadata.build(starts, lengths, tables, size),
+        AttentionMetadata.build(starts, lengths, tables, size, masks if masked else None),
         pool,
-        torch.cat(q),
-        torch.cat(k),
-        torch.cat(v),
+        torch.cat(q).to(device),
+        torch.cat(k).to(device),
+        torch.cat(v).to(device),
         torch.cat(expected),
     )
+
+
+def _random_mask(rng: np.random.Generator, num_queries: int, num_keys: int) -> np.ndarray:
+    """Each token sees itself and two thirds of what lies before it, as in a tree of drafts."""
+    mask = rng.random((num_queries, num_keys)) < 2 / 3
+    mask &= np.tri(num_queries, num_keys, num_keys - num_queries, dtype=bool)
+    mask[np.arange(num_queries), np.arange(num_keys - num_queries, num_keys)] = True
+    return mask
 
 
 def _random(rng: np.random.Generator, dtype: torch.dtype, *shape: int) -> torch.Tensor:

@@ -1,6 +1,7 @@
 """The cpu backend at every level of the machine: the contract of all backends, and what is its own."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,8 +10,8 @@ import torch
 from tests.attention import test_backend_contract as contract
 from tests.attention.native_levels import LEVELS, at_every_level, needs_native
 from tests.attention.steps import make_config, make_step
-from trunkline.attention import AttentionConfig, AttentionMetadata, KVPool, make_backend
-from trunkline.attention.base import AttentionBackend
+from tests.attention.subjects import Subject
+from trunkline.attention import AttentionConfig, AttentionMetadata, KVPool
 from trunkline.attention.cpu import CpuBackend
 from trunkline.errors import ConfigError
 
@@ -31,19 +32,17 @@ test_only_the_steps_slots_of_the_layer_are_written = (
 )
 test_a_backend_serves_one_step_after_another = contract.test_a_backend_serves_one_step_after_another
 test_a_page_outside_the_pool_is_refused = contract.test_a_page_outside_the_pool_is_refused
+test_a_mask_takes_the_place_of_causality = contract.test_a_mask_takes_the_place_of_causality
+test_fused_rows_are_normalised_rotated_and_attended = (
+    contract.test_fused_rows_are_normalised_rotated_and_attended
+)
 test_a_pool_made_for_another_model_is_refused = contract.test_a_pool_made_for_another_model_is_refused
 
 
 @pytest.fixture(params=LEVELS or ["none"])
-def name(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A level; the contract's backends are made at it while the test runs."""
-
-    def make(name: str, config: AttentionConfig, pool: KVPool) -> AttentionBackend:
-        return CpuBackend(config, pool, name) if name in LEVELS else make_backend(name, config, pool)
-
-    monkeypatch.setattr(contract, "make_backend", make)
+def subject(request: pytest.FixtureRequest) -> Subject:
     level: str = request.param
-    return level
+    return Subject("cpu", partial(CpuBackend, level=level), masks=False)
 
 
 # Several tiles of 128 keys, on and off their edges; short requests share whole tiles of the first 256.
@@ -53,18 +52,18 @@ LONG = [(300, 1), (511, 1), (512, 2), (256, 1), (400, 17), (127, 1), (128, 1), (
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("window", "soft_cap"), [(None, None), (200, None), (40, 1.5)])
 def test_many_tiles_equal_dense_attention(
-    name: str, window: int | None, soft_cap: float | None, dtype: torch.dtype
+    subject: Subject, window: int | None, soft_cap: float | None, dtype: torch.dtype
 ) -> None:
     config = make_config(num_heads=6, num_kv_heads=2, window=window, soft_cap=soft_cap)
-    contract.check(name, config, make_step(config, LONG, shared=256, dtype=dtype))
+    subject.check(config, make_step(config, LONG, shared=256, dtype=dtype))
 
 
 @pytest.mark.parametrize("head_dim", [64, 80, 128, 256])
 @pytest.mark.parametrize("group", range(1, 9))
-def test_every_group_and_head_size_in_bfloat16(name: str, group: int, head_dim: int) -> None:
+def test_every_group_and_head_size_in_bfloat16(subject: Subject, group: int, head_dim: int) -> None:
     config = make_config(num_heads=group, num_kv_heads=1, head_dim=head_dim)
     step = make_step(config, [(130, 1), (0, 33), (16, 5), (2, 1)], dtype=torch.bfloat16, seed=group)
-    contract.check(name, config, step)
+    subject.check(config, step)
 
 
 def attend(
