@@ -26,6 +26,7 @@ class Emulation:
         self.calls: list[str] = []
         self.current_plans: dict[int, list[int]] = {}
         self.num_plans = 0
+        self.addresses: list[int] = []
 
     def plan(self, kind: str, workspace: torch.Tensor, *facts: int) -> list[int]:
         """A plan lies in its integer workspace until another is written there."""
@@ -56,7 +57,7 @@ def emulate(patch: pytest.MonkeyPatch) -> Emulation:
     patch.setattr(parts["norm"], "_USE_CUDA_NORM", True)
     stand_ins: dict[str, tuple[str, Any]] = {
         "cascade": ("get_cascade_module", SimpleNamespace(merge_state=_merge_state)),
-        "page": ("get_page_module", SimpleNamespace(append_paged_kv_cache=_append)),
+        "page": ("get_page_module", SimpleNamespace(append_paged_kv_cache=_appending(emulation))),
         "rope": ("get_rope_module", SimpleNamespace(apply_rope_pos_ids_cos_sin_cache=_rope)),
         "norm": ("get_norm_module", SimpleNamespace(rmsnorm=_rmsnorm, fused_add_rmsnorm=_add_rmsnorm)),
         "quantization.packbits": ("get_quantization_module", SimpleNamespace(segment_packbits=_pack)),
@@ -106,6 +107,7 @@ def _prefill_module(emulation: Emulation) -> Callable[..., SimpleNamespace]:
             qo, kv, indices, last, out, lse, mode, layout, window, _, mask, mask_indptr, _ = rest[:13]
             cap, scale = _two(rest)
             emulation.ran("prefill", ints, info)
+            emulation.addresses += [array.data_ptr() for array in (ints, qo, kv, indices, last)]
             assert (cap > 0) == uses_cap
             assert layout == 0
             for array in (qo, kv, indices, last):
@@ -140,6 +142,7 @@ def _decode_module(emulation: Emulation) -> Callable[..., SimpleNamespace]:
             kv, indices, last, out, lse, layout, window = rest[:7]
             cap, scale = _two(rest)
             emulation.ran("decode", ints, info)
+            emulation.addresses += [array.data_ptr() for array in (ints, kv, indices, last)]
             assert layout == 0
             for array in (kv, indices, last):
                 _check_index(array)
@@ -229,6 +232,14 @@ def _merge_state(
     wa, wb = torch.exp2(sa - peak), torch.exp2(sb - peak)
     v.copy_((wa[..., None] * va.float() + wb[..., None] * vb.float()) / (wa + wb)[..., None])
     s.copy_(peak + torch.log2(wa + wb))
+
+
+def _appending(emulation: Emulation) -> Callable[..., None]:
+    def append(*arguments: Any) -> None:
+        emulation.addresses += [array.data_ptr() for array in (*arguments[2:4], *arguments[6:9])]
+        _append(*arguments)
+
+    return append
 
 
 def _append(

@@ -2,8 +2,16 @@ import numpy as np
 import pytest
 import torch
 
+from tests.attention.recorded_streams import RecordedStreams
 from tests.attention.steps import make_config
-from trunkline.attention import AttentionConfig, HostPool, KVPool, PageCopyError
+from trunkline.attention import (
+    AttentionConfig,
+    AttentionMetadata,
+    HostPool,
+    KVPool,
+    PageCopyError,
+    make_backend,
+)
 from trunkline.errors import ConfigError
 
 
@@ -83,6 +91,80 @@ def test_copies_outside_the_pool_change_nothing(rows: list[tuple[int, int]], mes
     with pytest.raises(PageCopyError, match=message):
         pool.copy_pages(pairs(*rows))
     assert contents(pool) == [0, 1, 2, 3, 4, 5, 6]
+
+
+def test_each_layer_is_awaited_for_itself_and_once() -> None:
+    pool = numbered_pool()
+    arrived: list[list[bool]] = []
+    streams = RecordedStreams(
+        lambda _: arrived.append([bool((pool.data[:, n, 5] == 4).all()) for n in range(2)])
+    )
+    host = HostPool(pool, 3, streams)
+    host.swap_out(pairs((4, 2)))
+    streams.log.clear()
+    arrived.clear()
+    host.swap_in(pairs((2, 5)))
+    assert arrived == [[True, False], [True, True]]
+    assert [(stream, what) for stream, what, _ in streams.log] == [("side", "record")] * 2
+    first, second = (event for _, _, event in streams.log)
+    streams.log.clear()
+    pool.await_layer(1)
+    pool.await_layer(1)
+    pool.await_layers()
+    assert streams.log == [("main", "wait", second), ("main", "wait", first)]
+
+
+def test_pages_may_be_written_once_they_are_gathered_for_the_host() -> None:
+    pool = numbered_pool()
+    copied: list[bool] = []
+    streams = RecordedStreams(lambda _: copied.append(bool((host.data[:, :, 1] == 3).all())))
+    host = HostPool(pool, 2, streams)
+    host.data.zero_()
+    host.swap_out(pairs((3, 1)))
+    assert copied == [False]
+    assert [(stream, what) for stream, what, _ in streams.log] == [("side", "record"), ("main", "wait")]
+    assert (host.data[:, :, 1] == 3).all()
+
+
+def test_page_copies_wait_for_pages_on_their_way() -> None:
+    pool, streams = numbered_pool(), RecordedStreams()
+    host = HostPool(pool, 2, streams)
+    host.swap_out(pairs((3, 1)))
+    host.swap_in(pairs((1, 5)))
+    streams.log.clear()
+    pool.copy_pages(pairs((5, 6)))
+    assert [what for _, what, _ in streams.log] == ["wait", "wait"]
+
+
+def test_backends_wait_for_the_layer_they_run() -> None:
+    for name in ("reference", "torch"):
+        pool, streams = numbered_pool(), RecordedStreams()
+        backend = make_backend(name, pool.config, pool)
+        host = HostPool(pool, 2, streams)
+        host.swap_out(pairs((3, 1)))
+        host.swap_in(pairs((1, 5)))
+        streams.log.clear()
+        backend.plan(AttentionMetadata.build([0], [1], [np.array([5], np.int32)], 2))
+        for layer in range(2):
+            backend.forward(layer, torch.ones(1, 4, 4), torch.ones(1, 2, 4), torch.ones(1, 2, 4))
+            assert len(streams.log) == layer + 1
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_any_pages_come_back_from_any_places(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    pool = numbered_pool(20)
+    host = HostPool(pool, 30)
+    device, places, back = (
+        rng.permutation(np.arange(1, limit + 1))[:12].astype(np.int32) for limit in (20, 30, 20)
+    )
+    host.swap_out(np.stack([device, places], 1))
+    pool.data.fill_(-1)
+    order = rng.permutation(12)
+    host.swap_in(np.stack([places[order], back], 1))
+    expected = np.full(21, -1)
+    expected[back] = device[order]
+    assert contents(pool) == expected.tolist()
 
 
 def test_a_swap_outside_the_host_pool_is_refused() -> None:
