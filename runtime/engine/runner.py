@@ -15,6 +15,7 @@ from trunkline.runtime.sampling import Grammars, Mask, Sampler, Sampling
 from trunkline.runtime.transfer import to_device
 from trunkline.scheduler import ScheduledRequest, SchedulePlan
 
+from .decode_graphs import DecodeGraphs
 from .launched_step import LaunchedStep
 from .rows import constrained, logits_rows, num_scored, sample_row
 
@@ -60,8 +61,10 @@ class ModelRunner:
         device: torch.device,
         grammars: Grammars,
         host_pool: HostPool | None = None,
+        graphs: DecodeGraphs | None = None,
     ) -> None:
         self.model = model
+        self.graphs = graphs
         self.grammars = grammars
         self._backend = backend
         self._kv_pool = kv_pool
@@ -128,7 +131,10 @@ class ModelRunner:
         return begun, sound
 
     def _move_pages(self, plan: SchedulePlan) -> float | None:
-        """Host copies leave first: the pages they free may be written by what follows. Returns the swaps' seconds."""
+        """Host copies leave first: the pages they free may be written by what follows.
+
+        Returns the swaps' seconds where they are done by then.
+        """
         swaps = len(plan.swap_out) + len(plan.swap_in)
         started = time.perf_counter()
         if len(plan.swap_out):
@@ -141,7 +147,9 @@ class ModelRunner:
         if len(plan.swap_in):
             assert self._host_pool is not None, "a plan swaps, but there is no host pool"
             self._host_pool.swap_in(plan.swap_in)
-        return swapping + time.perf_counter() - started if swaps else None
+        if not swaps or (self._host_pool is not None and self._host_pool.is_asynchronous):
+            return None
+        return swapping + time.perf_counter() - started
 
     def _forward(self, scheduled: Sequence[ScheduledRequest], last: _Sampled) -> torch.Tensor:
         """Logits [rows, vocab]: for each request its scored positions, then its last one, sampled or not."""
@@ -152,11 +160,15 @@ class ModelRunner:
             page_tables=[request.pages for request in scheduled],
             page_size=self._page_size,
         )
-        self._backend.plan(metadata)
-        rows = [logits_rows(request, end) for request, end in zip(scheduled, np.cumsum(lengths), strict=True)]
-        ids = np.concatenate([request.tokens for request in scheduled], dtype=np.int64)
-        return self.model.forward(
-            last.fill_in(scheduled, to_device(ids, self._device)),
-            self._backend,
-            to_device(np.concatenate(rows), self._device),
+        ends = np.cumsum(lengths)
+        rows = np.concatenate(
+            [logits_rows(request, end) for request, end in zip(scheduled, ends, strict=True)]
         )
+        known = np.concatenate([request.tokens for request in scheduled], dtype=np.int64)
+        ids = last.fill_in(scheduled, to_device(known, self._device))
+        if self.graphs is not None and len(rows) == len(scheduled):
+            logits = self.graphs.run(metadata, ids)
+            if logits is not None:
+                return logits
+        self._backend.plan(metadata)
+        return self.model.forward(ids, self._backend, to_device(rows, self._device))
