@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -49,19 +49,20 @@ class CudaStreams:
     """A CUDA device's; both streams run at a time."""
 
     def __init__(self, device: torch.device) -> None:
+        self._cuda: Any = torch.cuda
         self._device = device
-        self._side = torch.cuda.Stream(device)
+        self._side = self._cuda.Stream(device)
 
     def event(self) -> Event:
         """See Streams."""
-        event: Event = torch.cuda.Event()
+        event: Event = self._cuda.Event()
         return event
 
     @contextmanager
     def side(self) -> Iterator[None]:
         """See Streams."""
-        self._side.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._side):
+        self._side.wait_stream(self._cuda.current_stream(self._device))
+        with self._cuda.stream(self._side):
             yield
 
 

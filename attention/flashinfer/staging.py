@@ -62,8 +62,18 @@ class Staging:
             problem.kv_lens,
             problem.kv_indices,
         )
-        host, device = self.copy(arrays)
-        return Staged(problem, *host[:4], device[0], device[1], device[2], device[4])
+        (qo_indptr, kv_indptr, last_page_len, kv_lens, _), device = self.copy(arrays)
+        return Staged(
+            problem,
+            qo_indptr,
+            kv_indptr,
+            last_page_len,
+            kv_lens,
+            device_qo_indptr=device[0],
+            device_kv_indptr=device[1],
+            device_last_page_len=device[2],
+            device_kv_indices=device[4],
+        )
 
     def copy(self, arrays: Sequence[Int32Array]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """The arrays in page-locked memory, and on the device, to which they go end to end in one copy."""
@@ -72,7 +82,7 @@ class Staging:
         np.concatenate(arrays, out=pinned.numpy(), casting="same_kind")
         on_device = pinned.to(self._device, non_blocking=True)
         lengths = [len(array) for array in arrays]
-        return list(pinned.split(lengths)), list(on_device.split(lengths))
+        return list(torch.split(pinned, lengths)), list(torch.split(on_device, lengths))
 
     @property
     def _slot(self) -> "_Slot":

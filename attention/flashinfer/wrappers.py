@@ -16,6 +16,8 @@ from .staging import Staged
 WORKSPACE_BYTES = 256 << 20
 INT_WORKSPACE_BYTES = 8 << 20
 LAYOUT = "NHD"
+# Pinned: "auto" may pick kernels that lack windows, caps or masks, and another one for each step.
+BACKEND = "fa2"
 
 KeysValues = tuple[torch.Tensor, torch.Tensor]
 Result = tuple[torch.Tensor, torch.Tensor | None]
@@ -94,9 +96,8 @@ class Prefill:
                 "paged_kv_indices_buf": memory.kv_indices,
                 "paged_kv_last_page_len_buf": memory.last_page_len,
             }
-        # Pinned: "auto" may pick kernels that lack windows, caps or masks, or another one for each step.
         self._wrapper = setting.library.BatchPrefillWithPagedKVCacheWrapper(
-            setting.workspace, LAYOUT, backend="fa2", **graph
+            setting.workspace, LAYOUT, backend=BACKEND, **graph
         )
         if memory is not None:
             self._wrapper.reset_workspace_buffer(setting.workspace, memory.int_workspace)
@@ -145,7 +146,11 @@ class Decode:
                 "paged_kv_last_page_len_buffer": memory.last_page_len,
             }
         self._wrapper = setting.library.BatchDecodeWithPagedKVCacheWrapper(
-            setting.workspace, LAYOUT, use_tensor_cores=use_tensor_cores(setting.config.group_size), **graph
+            setting.workspace,
+            LAYOUT,
+            use_tensor_cores=use_tensor_cores(setting.config.group_size),
+            backend=BACKEND,
+            **graph,
         )
         if memory is not None:
             self._wrapper.reset_workspace_buffer(setting.workspace, memory.int_workspace)
