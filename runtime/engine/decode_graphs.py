@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -28,19 +28,20 @@ class CudaRecorder:
     """CUDA graphs that share one memory pool, for they never run at the same time."""
 
     def __init__(self, device: torch.device) -> None:
+        self._cuda: Any = torch.cuda
         self._device = device
-        self._pool: object | None = None
+        self._pool: Any = None
 
     def record(self, work: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Replay]:
         """See Recorder."""
         # What a first run does besides (compiling kernels, making handles) must not be part of a graph.
-        stream = torch.cuda.Stream(self._device)
-        stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(stream):
+        stream, current = self._cuda.Stream(self._device), self._cuda.current_stream(self._device)
+        stream.wait_stream(current)
+        with self._cuda.stream(stream):
             work()
-        torch.cuda.current_stream(self._device).wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        current.wait_stream(stream)
+        graph = self._cuda.CUDAGraph()
+        with self._cuda.graph(graph, pool=self._pool):
             result = work()
         self._pool = graph.pool()
         graph.replay()
