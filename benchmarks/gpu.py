@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from benchmarks.gpu_engine import LLAMA_8B, TINY, decode_seconds, make_engine, throughput
-from benchmarks.gpu_kernels import Case, attention_seconds, cascade_seconds, limits
+from benchmarks.gpu_kernels import Case, attention_seconds, cascade_seconds, compile_kernels, limits
 from trunkline.attention import AttentionConfig
 from trunkline.runtime.models import ModelConfig
 
@@ -94,7 +94,13 @@ def main() -> None:
     )
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--json", help="write the figures to this file")
+    parser.add_argument(
+        "--compile", action="store_true", help="only compile FlashInfer's kernels, side by side"
+    )
     options = parser.parse_args()
+    if options.compile:
+        print(f"{compile_kernels()} modules of FlashInfer are compiled")
+        return
     device = torch.device(options.device)
     tiny = device.type == "cpu"
     config, backend = (TINY, "torch") if tiny else (LLAMA_8B, "flashinfer")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from trunkline.attention import AttentionConfig, AttentionMetadata, KVPool, make
 from trunkline.attention.base import AttentionBackend
 from trunkline.attention.flashinfer import CascadeRule, FlashInferBackend
 
-__all__ = ["Case", "Limits", "attention_seconds", "cascade_seconds", "limits", "seconds"]
+__all__ = ["Case", "Limits", "attention_seconds", "cascade_seconds", "compile_kernels", "limits", "seconds"]
 
 DTYPE = torch.bfloat16
 PAGE = 16
@@ -53,6 +54,25 @@ class Case:
         size = keys * 2 * config.num_kv_heads * config.head_dim * DTYPE.itemsize
         flops = pairs * 4 * config.num_heads * config.head_dim
         return max(size / limits.bandwidth, flops / limits.rate)
+
+
+def compile_kernels(head_dims: Sequence[int] = (64, 128)) -> int:
+    """Compiles the FlashInfer modules that tests and benchmark use, side by side; returns how many.
+
+    Left to themselves they compile one after the other as each is first used. Windows and soft caps, each of which is a
+    module of its own, are left out.
+    """
+    core, jit = import_module("flashinfer.jit.core"), import_module("flashinfer.jit.attention.modules")
+    specs = [
+        getattr(import_module(f"flashinfer.jit.{name}"), f"gen_{name}_module")()
+        for name in ("page", "norm", "rope", "cascade", "quantization")
+    ]
+    specs.append(import_module("flashinfer.jit.activation").gen_act_and_mul_module("silu"))
+    for head_dim in head_dims:
+        types = DTYPE, DTYPE, DTYPE, torch.int32, head_dim, head_dim, 0, False, False
+        specs += [jit.gen_batch_decode_module(*types), jit.gen_batch_prefill_module("fa2", *types, False)]
+    core.build_jit_specs(specs)
+    return len(specs)
 
 
 def seconds(device: torch.device, work: Callable[[], object], rounds: int = 5, calls: int = 1) -> float:
