@@ -15,7 +15,7 @@ from trunkline.runtime.loading.tokenizer_spec import TokenizerSpec
 from trunkline.runtime.models import ModelConfig, build_model
 from trunkline.runtime.models.rope import RopeConfig
 
-__all__ = ["LLAMA_8B", "TINY", "Throughput", "decode_seconds", "make_engine", "throughput"]
+__all__ = ["LLAMA_8B", "TINY", "Throughput", "decode_seconds", "make_engine", "throughput", "word_tokenizer"]
 
 LLAMA_8B = ModelConfig(
     architecture="LlamaForCausalLM",
@@ -62,7 +62,7 @@ def make_engine(config: ModelConfig, device: torch.device, backend: str, kv_cach
         (name, torch.ones(shape) if len(shape) == 1 else _normal(shape, device, generator))
         for name, shape in _weight_shapes(config)
     )
-    loaded = LoadedModel(model, config, _word_tokenizer(config.vocab_size), "random", frozenset(), {})
+    loaded = LoadedModel(model, config, word_tokenizer(config.vocab_size), "random", frozenset(), {})
     settings = EngineConfig(
         attention_backend=backend,
         kv_cache_tokens=kv_cache_tokens,
@@ -164,7 +164,7 @@ def _weight_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]
         yield f"{prefix}.mlp.down_proj.weight", (hidden, inner)
 
 
-def _word_tokenizer(vocab_size: int) -> Tokenizer:
+def word_tokenizer(vocab_size: int) -> Tokenizer:
     """A word for each id: enough for an engine that is given ids."""
     model = {"type": "WordLevel", "vocab": {f"w{id}": id for id in range(vocab_size)}, "unk_token": "w0"}
     definition = {

@@ -53,13 +53,14 @@ set -uo pipefail
 cd "$(dirname "$0")"
 here=$PWD
 [ -d site ] || for wheel in wheels/*.whl; do python3 -m zipfile -e "$wheel" site || exit 1; done
-# What the machine has of its own comes first but for these.
+# The archive comes before what the machine has of its own.
 export PYTHONPATH="$here/src:$here/site" PYTHONDONTWRITEBYTECODE=1
 export FLASHINFER_WORKSPACE_BASE="${FLASHINFER_WORKSPACE_BASE:-$here/cache}" MAX_JOBS="${MAX_JOBS:-$(nproc)}"
 cd src/trunkline
 timeout "${COMPILE_SECONDS:-240}" python3 -m benchmarks.gpu --compile
-timeout "${TEST_SECONDS:-150}" python3 -m pytest -m gpu -p no:cacheprovider tests/attention/test_flashinfer_gpu.py \\
-  -k "dense_attention or graph or cascade or swapped or fused_kernels" 2>&1 | tee "$here/tests.txt"
+timeout "${TEST_SECONDS:-150}" python3 -m pytest -m gpu -p no:cacheprovider tests/attention tests/runtime/test_gpu.py \\
+  -k "(bfloat16 and dense_attention) or graph or cascade or swapped or fused_kernels or test_gpu" 2>&1 \\
+  | tee "$here/tests.txt"
 tests=$?
 timeout "${BENCHMARK_SECONDS:-200}" python3 -m benchmarks.gpu --json "$here/figures.json" "$@"
 measured=$?

@@ -2,11 +2,13 @@
 
 from importlib.util import find_spec
 
+import numpy as np
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from tests.runtime.engines import embedded_tokenizer, random_prompt, token_lists
+from benchmarks.gpu_engine import word_tokenizer
+from tests.runtime.engines import token_lists
 from trunkline.radix import RadixConfig
 from trunkline.runtime.engine import Engine, EngineConfig
 from trunkline.runtime.loading import LoadedModel
@@ -19,6 +21,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
     pytest.mark.timeout(1200),  # the first use of a kernel compiles it
 ]
+VOCAB = 4096
 BACKENDS = ["torch", *(["flashinfer"] if find_spec("flashinfer") is not None else [])]
 
 
@@ -26,7 +29,7 @@ BACKENDS = ["torch", *(["flashinfer"] if find_spec("flashinfer") is not None els
 def theirs() -> LlamaForCausalLM:
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=embedded_tokenizer().vocab_size,
+        vocab_size=VOCAB,
         hidden_size=256,
         intermediate_size=512,
         num_hidden_layers=3,
@@ -50,15 +53,20 @@ def ours(theirs: LlamaForCausalLM) -> CausalLM:
 
 
 def engine(model: CausalLM, backend: str, **options: object) -> Engine:
-    tokenizer = embedded_tokenizer()
-    loaded = LoadedModel(model, model.config, tokenizer, "random", tokenizer.eos_token_ids, {})
+    loaded = LoadedModel(model, model.config, word_tokenizer(VOCAB), "random", frozenset(), {})
     settings = {"kv_cache_tokens": 4096, "seed": 0, "radix": RadixConfig(page_size=16)}
     return Engine(
         EngineConfig(attention_backend=backend, device="cuda", **(settings | options)), loaded=loaded
     )
 
 
-PROMPTS = [random_prompt(40, seed=1) + random_prompt(5 + n, seed=n) for n in range(5)]
+def prompt(number: int) -> list[int]:
+    """Forty tokens that all prompts begin with, and some of their own."""
+    shared, own = (np.random.default_rng(seed).integers(1, VOCAB, 40 + number) for seed in (0, 1 + number))
+    return [*shared[:40].tolist(), *own[: 5 + number].tolist()]
+
+
+PROMPTS = [prompt(number) for number in range(5)]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
