@@ -6,68 +6,57 @@ import torch
 from torch.nn import functional as F
 
 from . import native, structs
+from .fused import silu_mul
+from .packed_linear import STRIP, NativeLinear, gate_by_turns, native_bias, pack_strips
 
-_WORD_BYTES, _TILE_WORDS = 4, 16
+_TILE_COLS = 64  # whole tiles of four bytes a word
 
 
 def int8_linear(
-    weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype
+    weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype, gated: bool = False
 ) -> Callable[[torch.Tensor], torch.Tensor]:
-    """The faster of the two layers below that runs here, for x of this dtype."""
-    return (Int8Linear if native.supports(dtype) else TorchInt8Linear)(weight, bias)
+    """The fastest product of a weight [out, in] in int8 that runs here for x of this dtype.
+
+    With `gated` it is silu(gate) · up of a weight [gate | up].
+    """
+    if native.supports(dtype) and (not gated or len(weight) % STRIP == 0):
+        return Int8Linear(weight, bias, gated=gated)
+    product = (Int8Linear if native.supports(dtype) else TorchInt8Linear)(weight, bias)
+    return (lambda x: silu_mul(product(x))) if gated else product
 
 
-class Int8Linear:
-    """x · weightᵀ + bias with int8 weights, one scale per output, and x quantised to int8 row by row.
+class Int8Linear(NativeLinear):
+    """Int8 weights with one scale per output, and x quantised to int8 row by row.
 
-    Products and sums are whole numbers: results are the same at every level and for every batch size.
-    Weights are kept packed, one byte each. As W8A8 of LLM.int8() (Dettmers et al., 2022), without outliers.
+    Products and sums are whole numbers: they are the same at every level and for every batch size. As W8A8 of
+    LLM.int8() (Dettmers et al., 2022), without outliers.
     """
 
     def __init__(
-        self, weight: torch.Tensor, bias: torch.Tensor | None = None, level: str | None = None
+        self,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        *,
+        gated: bool = False,
+        level: str | None = None,
     ) -> None:
-        """Quantises and packs weight [out, in] of any float dtype; raises NativeUnavailable."""
-        self._library = native.library(level)
-        self.out_features, self.in_features = weight.shape
-        rounded, self._scale = _quantized(weight)
-        self._sum = rounded.sum(1, dtype=torch.int32).mul_(128)
-        self._words = -(-self.in_features // (_WORD_BYTES * _TILE_WORDS)) * _TILE_WORDS
-        strips = -(-self.out_features // self._library.strip)
-        rows, cols = strips * self._library.strip, self._words * _WORD_BYTES
-        padded = F.pad(rounded, (0, cols - self.in_features, 0, rows - self.out_features))
-        blocks = padded.view(strips, self._library.strip, self._words, _WORD_BYTES)
-        self._weight = blocks.transpose(1, 2).contiguous()
-        self._bias = None if bias is None else bias.float()
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x [rows, in] of float32 or bfloat16; returns [rows, out] in x's dtype."""
-        x = x if x.stride(1) == 1 else x.contiguous()
-        rows = len(x)
-        out = torch.empty(rows, self.out_features, dtype=x.dtype)
-        # Tiles read sixteen rows at a time.
-        quantised = torch.empty((rows + 15) // 16 * 16, self._words * _WORD_BYTES, dtype=torch.uint8)
-        row_scale = torch.empty(rows)
-        self._library.int8_linear(
-            structs.Int8Linear(
-                x=x.data_ptr(),
-                weight=self._weight.data_ptr(),
-                weight_scale=self._scale.data_ptr(),
-                weight_sum=self._sum.data_ptr(),
-                bias=None if self._bias is None else self._bias.data_ptr(),
-                out=out.data_ptr(),
-                bytes=quantised.data_ptr(),
-                row_scale=row_scale.data_ptr(),
-                x_stride=x.stride(0),
-                rows=rows,
-                in_features=self.in_features,
-                words=self._words,
-                out_features=self.out_features,
-                storage=structs.STORAGE[x.dtype],
-                num_threads=torch.get_num_threads(),
-            )
+        """Quantises and packs weight [out, in] of any float dtype, out a multiple of STRIP where it is gated."""
+        rounded, scale = _quantized(gate_by_turns(weight) if gated else weight)
+        sums = rounded.sum(1, dtype=torch.int32).mul_(128)
+        packed = pack_strips(F.pad(rounded, (0, -weight.shape[1] % _TILE_COLS)), STRIP)
+        biases = native_bias(bias, gated)
+        linear = structs.Linear(
+            weight=packed.data_ptr(),
+            scale=scale.data_ptr(),
+            sum=sums.data_ptr(),
+            bias=None if biases is None else biases.data_ptr(),
+            in_features=weight.shape[1],
+            out_features=weight.shape[0],
+            words=packed.shape[1],
+            kind=structs.INT8,
+            gated=gated,
         )
-        return out
+        super().__init__(level, linear, packed, scale, sums, biases)
 
 
 class TorchInt8Linear:

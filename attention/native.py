@@ -21,7 +21,6 @@ from .structs import (
     STORAGE,
     DecoderModel,
     DecoderStep,
-    Int8Linear,
     Layer,
     LinearJob,
     Norm,
@@ -53,7 +52,6 @@ _CALLS: dict[str, list[Any]] = {
     "silu_mul": [ctypes.POINTER(SiluMul)],
     "rotary_store": [ctypes.POINTER(RotaryStore)],
     "store": [ctypes.POINTER(Store)],
-    "int8_linear": [ctypes.POINTER(Int8Linear)],
 }
 
 
@@ -72,12 +70,10 @@ class Library:
     silu_mul: Callable[[SiluMul], None]
     rotary_store: Callable[[RotaryStore], None]
     store: Callable[[Store], None]
-    int8_linear: Callable[[Int8Linear], None]
 
     def __init__(self, level: str) -> None:
         self.level = level
         self._lib = _open(level)
-        self.strip: int = self._lib.trunkline_strip()  # columns of a packed matrix that lie together
         for name, arguments in _CALLS.items():
             function = self._lib[f"trunkline_{name}"]
             function.argtypes = arguments

@@ -9,7 +9,7 @@ import torch
 
 from . import structs
 from .cpu import CpuBackend
-from .packed_linear import PackedLinear
+from .packed_linear import NativeLinear
 
 PHASES = ("norm", "linear", "rotary", "attention", "head")  # decoder.cpp
 
@@ -21,10 +21,10 @@ class LayerWeights:
     attention_norm: torch.Tensor
     mlp_norm: torch.Tensor
     head_norm: torch.Tensor | None
-    qkv: PackedLinear
-    out: PackedLinear
-    gate_up: PackedLinear
-    down: PackedLinear
+    qkv: NativeLinear
+    out: NativeLinear
+    gate_up: NativeLinear
+    down: NativeLinear
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class DecoderWeights:
 
     layers: Sequence[LayerWeights]
     norm: torch.Tensor
-    head: PackedLinear
+    head: NativeLinear
     cos: torch.Tensor
     sin: torch.Tensor
     norm_eps: float

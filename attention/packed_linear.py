@@ -10,11 +10,40 @@ _GATED = STRIP // 2
 _TILE_COLS = 32  # bfloat16 is multiplied in tiles of sixteen pairs
 
 
-class PackedLinear:
+class NativeLinear:
     """x · weightᵀ + bias on CPUs, natively; with `gated`, silu(gate) · up of a weight [gate | up] (SwiGLU).
 
-    A row's result has the same bits whatever the other rows are. Sums are float32.
+    A row's result has the same bits whatever the other rows are. How the weights lie is the subclasses' business.
     """
+
+    def __init__(self, level: str | None, linear: structs.Linear, *kept: torch.Tensor | None) -> None:
+        """`linear` points into the tensors that are kept."""
+        self._library = native.library(level)
+        self._kept = kept
+        self.native = linear
+        """The layer as the kernels see it; valid as long as this object lives."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x [rows, in]; returns [rows, out], or [rows, out / 2] where it is gated, in x's dtype."""
+        return self._multiply(x.contiguous(), len(x))
+
+    def _multiply(self, x: torch.Tensor, rows: int) -> torch.Tensor:
+        out = x.new_empty(rows, self.native.out_features // (2 if self.native.gated else 1))
+        self._library.linear(
+            structs.LinearJob(
+                linear=self.native,
+                x=x.data_ptr(),
+                out=out.data_ptr(),
+                storage=structs.STORAGE[x.dtype],
+                rows=rows,
+                num_threads=torch.get_num_threads(),
+            )
+        )
+        return out
+
+
+class PackedLinear(NativeLinear):
+    """Weights as they are, in float32 or bfloat16. Sums are float32."""
 
     def __init__(
         self,
@@ -24,15 +53,20 @@ class PackedLinear:
         gated: bool = False,
         level: str | None = None,
     ) -> None:
-        """Packs weight [out, in] of float32 or bfloat16, which can be dropped afterwards; see `fits`."""
-        self._library = native.library(level)
-        self.out_features, self.in_features = weight.shape
-        self.gated = gated
-        self.dtype = weight.dtype
-        self._weight = pack_strips(gate_by_turns(weight) if gated else weight, STRIP)
-        self._bias = None
-        if bias is not None:
-            self._bias = (gate_by_turns(bias) if gated else bias).float()
+        """Packs weight [out, in], which can be dropped afterwards; see `fits`."""
+        self._dtype = weight.dtype
+        packed = pack_strips(gate_by_turns(weight) if gated else weight, STRIP)
+        biases = native_bias(bias, gated)
+        linear = structs.Linear(
+            weight=packed.data_ptr(),
+            bias=None if biases is None else biases.data_ptr(),
+            in_features=weight.shape[1],
+            out_features=weight.shape[0],
+            words=weight.shape[1] * weight.dtype.itemsize // 4,
+            kind=structs.DENSE,
+            gated=gated,
+        )
+        super().__init__(level, linear, packed, biases)
 
     @staticmethod
     def fits(weight: torch.Tensor, gated: bool = False) -> bool:
@@ -42,37 +76,17 @@ class PackedLinear:
         whole &= not gated or rows % STRIP == 0
         return weight.device.type == "cpu" and native.supports(weight.dtype) and whole
 
-    @property
-    def native(self) -> structs.Linear:
-        """The layer as the kernels see it; valid as long as this object lives."""
-        return structs.Linear(
-            weight=self._weight.data_ptr(),
-            bias=None if self._bias is None else self._bias.data_ptr(),
-            in_features=self.in_features,
-            out_features=self.out_features,
-            words=self.in_features * self.dtype.itemsize // 4,
-            kind=0,
-            gated=self.gated,
-        )
-
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x [rows, in] of the weight's dtype; returns [rows, out], or [rows, out / 2] where it is gated."""
-        assert x.dtype == self.dtype, f"{x.dtype} given to a weight of {self.dtype}"
-        rows = len(x)
+        """See NativeLinear; x has the weight's dtype."""
+        assert x.dtype == self._dtype, f"{x.dtype} given to a weight of {self._dtype}"
         # Tiles read sixteen rows at a time.
-        padded = x.contiguous() if rows % 16 == 0 else F.pad(x, (0, 0, 0, -rows % 16))
-        out = x.new_empty(rows, self.out_features // (2 if self.gated else 1))
-        self._library.linear(
-            structs.LinearJob(
-                linear=self.native,
-                x=padded.data_ptr(),
-                out=out.data_ptr(),
-                storage=structs.STORAGE[x.dtype],
-                rows=rows,
-                num_threads=torch.get_num_threads(),
-            )
-        )
-        return out
+        padded = x.contiguous() if len(x) % 16 == 0 else F.pad(x, (0, 0, 0, -len(x) % 16))
+        return self._multiply(padded, len(x))
+
+
+def native_bias(bias: torch.Tensor | None, gated: bool) -> torch.Tensor | None:
+    """A bias [out] as the kernels read it."""
+    return None if bias is None else (gate_by_turns(bias) if gated else bias).float()
 
 
 def gate_by_turns(weight: torch.Tensor) -> torch.Tensor:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 STORAGE = {torch.float32: 0, torch.bfloat16: 1}
+DENSE, INT8 = 0, 1  # linear.h: Weights
 
 
 def _pointers(*names: str) -> Sequence[tuple[str, type[Any]]]:
@@ -89,16 +90,6 @@ class Store(ctypes.Structure):
         *_pointers("k", "v", "k_pool", "v_pool", "slots"),
         *_longs("k_stride", "v_stride"),
         *_ints("tokens", "row_bytes", "num_threads"),
-    ]
-
-
-class Int8Linear(ctypes.Structure):
-    """linear_int8.cpp."""
-
-    _fields_ = [
-        *_pointers("x", "weight", "weight_scale", "weight_sum", "bias", "out", "bytes", "row_scale"),
-        *_longs("x_stride"),
-        *_ints("rows", "in_features", "words", "out_features", "storage", "num_threads"),
     ]
 
 

@@ -75,8 +75,7 @@ class Decoder {
   Buffer attended_;   // as q_
   Buffer activated_;  // [rows, intermediate]
   Buffer update_;     // [rows, hidden]
-  Buffer bytes_;      // quantised rows
-  Buffer scales_;     // [rows]: of bytes_
+  ByteRows byte_rows_;  // what is multiplied next, where that is bytes
 };
 
 void Decoder::reserve(const DecoderStep& step) {
@@ -91,8 +90,7 @@ void Decoder::reserve(const DecoderStep& step) {
   attended_.reserve(rows * heads * dim * size);
   activated_.reserve(rows * std::max(widest, hidden) * size);
   update_.reserve(rows * hidden * size);
-  bytes_.reserve(rows * (std::max({widest, hidden, heads * dim}) + 64));  // rows are padded to whole tiles
-  scales_.reserve(rows * sizeof(float));
+  byte_rows_.reserve(std::max(step.tokens, step.num_rows), static_cast<int>(std::max({widest, hidden, heads * dim})));
 }
 
 // One forward pass as one thread sees it.
@@ -105,17 +103,19 @@ class Decoder::Pass {
   void run() {
     const T* update = nullptr;
     for (const DecoderLayer& layer : d_.layers_) {
-      norm(update, layer.attention_norm);
+      norm(update, layer.attention_norm, layer.qkv);
       multiply(layer.qkv, x(), d_.qkv_.template data<T>());
       attend(layer);
+      take(layer.out, d_.attended_.template data<T>());
       multiply(layer.out, d_.attended_.template data<T>(), d_.update_.template data<T>());
       update = d_.update_.template data<T>();
-      norm(update, layer.mlp_norm);
+      norm(update, layer.mlp_norm, layer.gate_up);
       multiply(layer.gate_up, x(), d_.activated_.template data<T>());
+      take(layer.down, d_.activated_.template data<T>());
       multiply(layer.down, d_.activated_.template data<T>(), d_.update_.template data<T>());
     }
     last_norm(update);
-    multiply(model_.head, x(), step_.logits, step_.num_rows);
+    multiply_any<T>(team_, model_.head, d_.byte_rows_.input(model_.head, x(), step_.num_rows), step_.logits);
     spent(kHead);
   }
 
@@ -130,11 +130,14 @@ class Decoder::Pass {
     return {x, residual, weight, out, model_.hidden, model_.hidden, 1, model_.hidden, model_.norm_eps, model_.attention.storage, 1};
   }
 
-  // Adds the update to the residual stream, if there is one, and leaves the norm of that in x.
-  void norm(const T* update, const void* weight) {
+  // Adds the update to the residual stream, if there is one, and leaves the norm of that in x, as `next` wants it.
+  void norm(const T* update, const void* weight, const Linear& next) {
     const void* first = update == nullptr ? step_.residual : update;
     const Norm job = norm_job(first, update == nullptr ? nullptr : step_.residual, weight, x());
-    team_.share(step_.tokens, run_of(step_.tokens), [&](int row) { norm_row<T>(job, row); });
+    team_.share(step_.tokens, run_of(step_.tokens), [&](int row) {
+      norm_row<T>(job, row);
+      d_.byte_rows_.take(next, x(), row);
+    });
     spent(kNorm);
   }
 
@@ -145,27 +148,19 @@ class Decoder::Pass {
       T* const sum = d_.activated_.template data<T>() + to;
       memcpy(sum, static_cast<const T*>(step_.residual) + from, sizeof(T) * static_cast<size_t>(model_.hidden));
       norm_row<T>(norm_job(update + from, sum, model_.norm, x() + to), 0);
+      d_.byte_rows_.take(model_.head, x(), i);
     });
     spent(kNorm);
   }
 
-  template <class Out>
-  void multiply(const Linear& linear, const T* input, Out* out, int rows) {
-    Rows from{input, nullptr, linear.in_features * static_cast<ptrdiff_t>(sizeof(T)) / 4, rows};
-    if (linear.kind == Weights::kInt8) {
-      auto* const bytes = d_.bytes_.template data<uint8_t>();
-      auto* const scales = d_.scales_.template data<float>();
-      team_.share(rows, run_of(rows), [&](int row) {
-        quantize_row(input + static_cast<ptrdiff_t>(row) * linear.in_features, linear.in_features, linear.words,
-                     bytes + static_cast<ptrdiff_t>(row) * 4 * linear.words, &scales[row]);
-      });
-      from = {bytes, scales, linear.words, rows};
-    }
-    multiply_any<T>(team_, linear, from, out);
+  // Brings an input that no norm has left into the form that the linear layer wants.
+  void take(const Linear& linear, const T* input) {
+    if (linear.kind != Weights::kInt8) return;
+    team_.share(step_.tokens, run_of(step_.tokens), [&](int row) { d_.byte_rows_.take(linear, input, row); });
   }
 
   void multiply(const Linear& linear, const T* input, T* out) {
-    multiply(linear, input, out, step_.tokens);
+    multiply_any<T>(team_, linear, d_.byte_rows_.input(linear, input, step_.tokens), out);
     spent(kLinear);
   }
 

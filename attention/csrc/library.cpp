@@ -2,7 +2,6 @@
 #include "attention.cpp"
 #include "attention_plan.cpp"
 #include "decoder.cpp"
-#include "linear_int8.cpp"
 #include "silu.cpp"
 
 using namespace trunkline;
@@ -21,5 +20,3 @@ EXPORT void trunkline_norm(const Norm* job) { run(*job); }
 EXPORT void trunkline_rotary_store(const RotaryStore* job) { run(*job); }
 EXPORT void trunkline_store(const Store* job) { run(*job); }
 EXPORT void trunkline_silu_mul(const SiluMul* job) { run(*job); }
-EXPORT void trunkline_int8_linear(const Int8Linear* job) { run(*job); }
-EXPORT int trunkline_strip() { return kStrip; }

@@ -45,66 +45,120 @@ struct Rows {
   int count;
 };
 
+// Room for activations as bytes.
+class ByteRows {
+ public:
+  void reserve(int rows, int in_features) {
+    const auto whole = static_cast<size_t>(round_up(rows, kBlockRows));
+    bytes_.reserve(whole * static_cast<size_t>(round_up(in_features, 64)));
+    scales_.reserve(whole * sizeof(float));
+  }
+  // Row `row` of x, if the linear layer wants bytes.
+  template <class T>
+  void take(const Linear& linear, const T* x, int row) const {
+    if (linear.kind == Weights::kInt8)
+      quantize_row(x + static_cast<ptrdiff_t>(row) * linear.in_features, linear.in_features, linear.words,
+                   bytes_.data<uint8_t>() + static_cast<ptrdiff_t>(row) * 4 * linear.words, scales_.data<float>() + row);
+  }
+  // x as the linear layer wants it; bytes were taken before.
+  template <class T>
+  Rows input(const Linear& linear, const T* x, int rows) const {
+    if (linear.kind == Weights::kInt8) return {bytes_.data(), scales_.data<float>(), linear.words, rows};
+    return {x, nullptr, linear.in_features * static_cast<ptrdiff_t>(sizeof(T)) / 4, rows};
+  }
+
+ private:
+  Buffer bytes_, scales_;
+};
+
 // sums [rows x 32] = a block of at most 32 rows times a strip.
-template <class Math>
-inline void strip_product(const Word* a, int a_stride, const Word* strip, int rows, int words, float* sums) {
+template <class Math, class Meanwhile>
+inline void strip_product(const Word* a, int a_stride, const Word* strip, int rows, int words, float* sums,
+                          [[maybe_unused]] const Meanwhile& meanwhile) {
 #if defined(__AMX_BF16__)
   if constexpr (kHasTiles<Math>) {
-    const auto product = rows > 16 ? matmul_tiles<Math, true, true> : matmul_tiles<Math, false, true>;
-    return product(a, a_stride, strip, kOutputs, sums, kOutputs, words);
+    const auto product = rows > 16 ? matmul_tiles<Math, true, true, Meanwhile> : matmul_tiles<Math, false, true, Meanwhile>;
+    return product(a, a_stride, strip, kOutputs, sums, kOutputs, words, meanwhile);
   }
 #endif
   matmul_strip<Math, kOutputs / kWidth>(a, a_stride, strip, kOutputs, sums, kOutputs, rows, words);
 }
 
-// What a row's sums with a strip mean.
-inline void finish_row(const Linear& linear, const Rows& x, int row, int first, float* sums) {
-  const int count = std::min(kOutputs, linear.out_features - first);
-  if (linear.kind == Weights::kInt8) {
-    const Vec row_scale = splat(x.scale[row]);
-    for_each_vec(count, [&](int i, auto part) {
-      const Ints offset = bit_cast<Ints>(part.load(reinterpret_cast<const float*>(linear.sum) + first + i));
-      const Ints sum = bit_cast<Ints>(load(sums + i)) - offset;
-      store(sums + i, __builtin_convertvector(sum, Vec) * (row_scale * part.load(linear.scale + first + i)));
-    });
+// The sums of some rows with a strip; their scales, bias and gate are still to come.
+struct Sums {
+  const float* data;
+  int row, rows;
+};
+
+// Rows [begin, end) of the sums with the strip of output `first`. What the rows share stays in registers.
+template <bool kBytes, bool kGated, class Out>
+inline void finish_rows(const Linear& linear, const float* row_scale, int first, const Sums& sums, int begin, int end,
+                        Out* out) {
+  constexpr int kVecs = kOutputs / kWidth;
+  const int count = linear.out_features - first;
+  const ptrdiff_t stride = linear.stored();
+  const float* from = sums.data;
+  out += (sums.row + begin) * stride + (kGated ? first / 2 : first);
+  Vec scale[kVecs], bias[kVecs];
+  Ints offset[kVecs];
+  for (int v = 0; v < kVecs; ++v) {
+    const int at = first + v * kWidth, left = count - v * kWidth;
+    if (kBytes) scale[v] = load_up_to(linear.scale + at, left);
+    if (kBytes) offset[v] = bit_cast<Ints>(load_up_to(reinterpret_cast<const float*>(linear.sum) + at, left));
+    bias[v] = linear.bias == nullptr ? Vec{} : load_up_to(linear.bias + at, left);
   }
-  if (linear.bias != nullptr)
-    for_each_vec(count, [&](int i, auto part) { store(sums + i, load(sums + i) + part.load(linear.bias + first + i)); });
+  for (int row = begin; row < end; ++row, out += stride) {
+    const Vec this_scale = kBytes ? splat(row_scale[sums.row + row]) : Vec{};
+    const auto output = [&](int v) {
+      const Vec sum = load(from + row * kOutputs + v * kWidth);
+      if constexpr (kBytes)
+        return __builtin_convertvector(bit_cast<Ints>(sum) - offset[v], Vec) * (this_scale * scale[v]) + bias[v];
+      else
+        return sum + bias[v];
+    };
+    if constexpr (kGated) {
+      for (int v = 0; v < kVecs / 2; ++v) store(out + v * kWidth, silu(output(v)) * output(v + kVecs / 2));
+    } else {
+      for (int v = 0; v < kVecs; ++v) store_up_to(out + v * kWidth, output(v), count - v * kWidth);
+    }
+  }
 }
 
-template <class T>
-inline void store_row(const Linear& linear, int row, int first, const float* sums, T* out) {
-  out += static_cast<ptrdiff_t>(row) * linear.stored();
-  if (!linear.gated) {
-    for_each_vec(std::min(kOutputs, linear.out_features - first),
-                 [&](int i, auto part) { part.store(out + first + i, load(sums + i)); });
-    return;
+// Rows [begin, end) times a strip. While the tiles of a block are multiplied, the vector units finish the block before
+// it, but for the first step: until then its sums are on their way to memory.
+template <class Math, bool kGated, class Out>
+inline void multiply_strip(const Linear& linear, const Rows& x, int strip, int begin, int end, Out* out) {
+  constexpr int kApart = 144;  // two blocks that lie a multiple of 4,096 bytes apart wait for each other
+  alignas(64) float sums[2][kBlockRows * kOutputs + kApart];
+  const int words = linear.words, per_step = words > 16 ? (kBlockRows + words / 16 - 2) / (words / 16 - 1) : kBlockRows;
+  const Word* weight = static_cast<const Word*>(linear.weight) + static_cast<ptrdiff_t>(strip) * words * kOutputs;
+  Sums before{};
+  int done = 0;
+  const auto finish_until = [&](int row) {
+    finish_rows<Math::kPerWord == 4, kGated>(linear, x.scale, strip * kOutputs, before, done, row, out);
+    done = row;
+  };
+  for (int row = begin; row < end; row += kBlockRows) {
+    const int count = std::min(kBlockRows, end - row);
+    float* const to = sums[row / kBlockRows % 2];
+    strip_product<Math>(static_cast<const Word*>(x.data) + row * x.stride, static_cast<int>(x.stride), weight, count, words,
+                        to, [&](int word) {
+                          if (word > 0) finish_until(std::min(before.rows, done + per_step));
+                        });
+    finish_until(before.rows);
+    before = {to, row, count};
+    done = 0;
   }
-  constexpr int kHalf = kOutputs / 2;
-  for (int i = 0; i < kHalf; i += kWidth) {
-    const Vec gate = load(sums + i), up = load(sums + kHalf + i);
-    store(out + first / 2 + i, gate * sigmoid(gate) * up);
-  }
+  finish_until(before.rows);
 }
 
 template <class Math, class Out>
 inline void multiply(Team::Member& team, const Linear& linear, const Rows& x, Out* out) {
   const int strips = linear.strips(), passes = (x.count + kCachedRows - 1) / kCachedRows;
-  const auto strip_size = static_cast<ptrdiff_t>(linear.words) * kOutputs;
+  const auto block = linear.gated ? multiply_strip<Math, true, Out> : multiply_strip<Math, false, Out>;
   team.share(strips * passes, [&](int item) {
-    alignas(64) float sums[kBlockRows * kOutputs];
-    const int strip = item % strips, begin = item / strips * kCachedRows;
-    const int end = std::min(begin + kCachedRows, x.count);
-    const Word* weight = static_cast<const Word*>(linear.weight) + strip * strip_size;
-    for (int row = begin; row < end; row += kBlockRows) {
-      const int count = std::min(kBlockRows, end - row);
-      strip_product<Math>(static_cast<const Word*>(x.data) + row * x.stride, static_cast<int>(x.stride), weight, count,
-                          linear.words, sums);
-      for (int i = 0; i < count; ++i) {
-        finish_row(linear, x, row + i, strip * kOutputs, sums + i * kOutputs);
-        store_row(linear, row + i, strip * kOutputs, sums + i * kOutputs, out);
-      }
-    }
+    const int begin = item / strips * kCachedRows;
+    block(linear, x, item % strips, begin, std::min(begin + kCachedRows, x.count), out);
   });
 }
 
@@ -136,13 +190,17 @@ struct LinearJob {
 };
 
 inline void run(const LinearJob& job) {
+  static thread_local ByteRows bytes;
+  const Linear& linear = job.linear;
+  if (linear.kind == Weights::kInt8) bytes.reserve(job.rows, linear.in_features);
+  const ByteRows& room = bytes;  // this thread's
   with_storage(job.storage, [&](auto t) {
     using T = decltype(t);
-    const Linear& linear = job.linear;
-    const Rows x{job.x, nullptr, linear.in_features * static_cast<ptrdiff_t>(sizeof(T)) / 4, job.rows};
+    const T* const x = static_cast<const T*>(job.x);
     Team::run(job.num_threads, [&](Team::Member& team) {
       Registers registers;
-      multiply<typename DenseMath<T>::Type>(team, linear, x, static_cast<T*>(job.out));
+      if (linear.kind == Weights::kInt8) team.share(job.rows, 8, [&](int row) { room.take(linear, x, row); });
+      multiply_any<T>(team, linear, room.input(linear, x, job.rows), static_cast<T*>(job.out));
     });
   });
 }

@@ -51,8 +51,14 @@ struct TileMath : PairMath {
 template <>
 inline constexpr bool kHasTiles<TileMath> = true;
 
-template <class Math, bool kTwoRows, bool kTwoCols>
-inline void matmul_tiles(const Word* a, int a_stride, const Word* b, int b_stride, float* c, int c_stride, int words) {
+struct Nothing {
+  void operator()(int) const {}
+};
+
+// `meanwhile(k)` is called for every 16 words: the vector units have nothing to do while tiles are multiplied.
+template <class Math, bool kTwoRows, bool kTwoCols, class Meanwhile = Nothing>
+inline void matmul_tiles(const Word* a, int a_stride, const Word* b, int b_stride, float* c, int c_stride, int words,
+                         const Meanwhile& meanwhile = {}) {
   const size_t a_bytes = 4 * static_cast<size_t>(a_stride);
   const size_t b_bytes = 4 * static_cast<size_t>(b_stride);
   const size_t c_bytes = 4 * static_cast<size_t>(c_stride);
@@ -80,6 +86,7 @@ inline void matmul_tiles(const Word* a, int a_stride, const Word* b, int b_strid
       if (kTwoRows) _tile_dpbf16ps(2, 5, 6);
       if (kTwoRows && kTwoCols) _tile_dpbf16ps(3, 5, 7);
     }
+    meanwhile(k);
   }
   float* c_low = c + 16 * static_cast<ptrdiff_t>(c_stride);
   _tile_stored(0, c, c_bytes);
@@ -100,7 +107,7 @@ inline void matmul_by_tiles(const Word* a, int a_stride, const Panel& b, float* 
       float* c_rows = c + static_cast<ptrdiff_t>(r) * c_stride + col;
       const auto block = r + 16 < rows ? (two_cols ? matmul_tiles<Math, true, true> : matmul_tiles<Math, true, false>)
                                        : (two_cols ? matmul_tiles<Math, false, true> : matmul_tiles<Math, false, false>);
-      block(a_rows, a_stride, strip, b_stride, c_rows, c_stride, words);
+      block(a_rows, a_stride, strip, b_stride, c_rows, c_stride, words, Nothing{});
     }
   }
 }

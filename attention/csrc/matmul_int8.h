@@ -33,11 +33,6 @@ struct ByteTiles : ByteMath {
 template <>
 inline constexpr bool kHasTiles<ByteTiles> = true;
 
-template <>
-inline void matmul<ByteTiles>(const Word* a, int a_stride, const Panel& b, float* c, int c_stride, int rows, int cols,
-                              int words) {
-  matmul_by_tiles<ByteTiles>(a, a_stride, b, c, c_stride, rows, cols, words);
-}
 using BestByteMath = ByteTiles;
 #else
 using BestByteMath = ByteMath;

@@ -2,21 +2,39 @@
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 
 #include "storage.h"
 
 namespace trunkline {
 
+// The largest magnitude of a row. Magnitudes are ordered as their bits are, and above them all is what is not finite: it
+// makes the result NaN.
+template <class T>
+inline float largest(const T* x, int count) {
+  using Whole = std::conditional_t<sizeof(T) == 4, uint32_t, uint16_t>;
+  typedef Whole Lanes __attribute__((vector_size(4 * kWidth)));
+  constexpr int kLanes = sizeof(Lanes) / sizeof(T);
+  constexpr Whole kMagnitude = static_cast<Whole>(~Whole{}) >> 1;
+  Lanes most = {};
+  int i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    Lanes bits;
+    memcpy(&bits, x + i, sizeof(bits));
+    bits &= kMagnitude;
+    most = bits > most ? bits : most;
+  }
+  Whole found = 0;
+  for (int lane = 0; lane < kLanes; ++lane) found = std::max<Whole>(found, most[lane]);
+  for (; i < count; ++i) found = std::max<Whole>(found, bit_cast<Whole>(x[i]) & kMagnitude);
+  const float value = to_float(bit_cast<T>(found));
+  return value - value == 0.0f ? value : __builtin_nanf("");
+}
+
 // bytes has room for 4 * words elements; what lies behind in_features becomes zero, which meets zero weights.
 template <class T>
 inline void quantize_row(const T* x, int in_features, int words, uint8_t* bytes, float* row_scale) {
-  Vec most = {}, poison = {};  // the latter 0, or NaN where x is not finite: then so is the whole result
-  for_each_vec(in_features, [&](int i, auto part) {
-    const Vec value = part.load(x + i);
-    most = max(most, max(value, -value));
-    poison = fma(value, Vec{}, poison);
-  });
-  const float scale = reduce_max(most) / 127.0f + reduce_add(poison);
+  const float scale = largest(x, in_features) / 127.0f;
   *row_scale = scale;
   // Adding 1.5 * 2^23 rounds to a whole number, which then lies in the low bits. (Not an fma: levels without
   // one would round otherwise.)

@@ -22,8 +22,7 @@ inline void run(const SiluMul& job) {
       const T* up = gate + job.cols;
       T* out = static_cast<T*>(job.out) + static_cast<ptrdiff_t>(row) * job.cols;
       for_each_vec(job.cols, [&](int col, auto part) {
-        const Vec x = part.load(gate + col);
-        part.store(out + col, x * sigmoid(x) * part.load(up + col));
+        part.store(out + col, silu(part.load(gate + col)) * part.load(up + col));
       });
     });
   });

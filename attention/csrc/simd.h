@@ -166,9 +166,10 @@ inline Vec exp2(Vec x) {
 
 inline constexpr float kLog2E = 1.44269504f;
 
-inline Vec sigmoid(Vec x) {
-  const Vec e = exp2(max(splat(-100.0f), x < splat(0.0f) ? x : -x) * kLog2E);
-  return (x < splat(0.0f) ? e : splat(1.0f)) / (splat(1.0f) + e);
+// x / (1 + e^-x). Below -88 e^-x would overflow: what is left there is less than 1e-36.
+inline Vec silu(Vec x) {
+  x = max(splat(-88.0f), x);
+  return x / (splat(1.0f) + exp2(x * -kLog2E));
 }
 
 // tanh through 2^x, symmetric; absolute error below 2e-7.

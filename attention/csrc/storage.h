@@ -16,6 +16,19 @@ inline void with_storage(Storage storage, const Body& body) {
     body(bf16{});
 }
 
+// A vector of which only the first `count` elements are there, if those: others are zero, or stay as they are.
+template <class T>
+inline Vec load_up_to(const T* p, int count) {
+  return count >= kWidth ? load(p) : count > 0 ? load_first(p, count) : Vec{};
+}
+template <class T>
+inline void store_up_to(T* p, Vec v, int count) {
+  if (count >= kWidth)
+    store(p, v);
+  else if (count > 0)
+    store_first(p, v, count);
+}
+
 struct WholeVec {
   template <class T>
   Vec load(const T* p) const {

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from trunkline.attention.fused import silu_mul
 from trunkline.attention.int8_linear import int8_linear
-from trunkline.attention.packed_linear import PackedLinear
+from trunkline.attention.packed_linear import NativeLinear, PackedLinear
 from trunkline.errors import ConfigError
 
 QUANTIZATIONS = ("int8",)
@@ -34,9 +34,9 @@ class Linear:
         self._product: Product | None = None
 
     @property
-    def packed(self) -> PackedLinear | None:
+    def packed(self) -> NativeLinear | None:
         """What the native decoder takes, where the weights are in such a form."""
-        return self._product if isinstance(self._product, PackedLinear) else None
+        return self._product if isinstance(self._product, NativeLinear) else None
 
     def fill(self, parts: Sequence[torch.Tensor], bias: torch.Tensor | None = None) -> None:
         """Takes the weight in parts [some of out, in], end to end, and a bias [out]."""
@@ -63,7 +63,7 @@ def linear_form(quantization: str | None, dtype: torch.dtype, device: torch.devi
     check_quantization(quantization, device)
     if quantization is None:
         return _Unquantized(dtype, device)
-    return lambda parts, bias, gated: _gated(int8_linear(_whole(parts), bias, dtype), gated)
+    return lambda parts, bias, gated: int8_linear(_whole(parts), bias, dtype, gated)
 
 
 class _Unquantized:

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from tests.attention.native_levels import LEVELS, at_every_level, needs_native
 from trunkline.attention.int8_linear import Int8Linear, TorchInt8Linear, int8_linear
@@ -36,7 +37,7 @@ def test_the_product_of_the_rounded_factors_is_exact(
 ) -> None:
     x, weight, bias = operands(rows, cols, outputs, dtype)
     x[rows // 2] = 0
-    found = Int8Linear(weight, bias, level)(x)
+    found = Int8Linear(weight, bias, level=level)(x)
     expected = int8_product(x, weight, bias)
     error = (found.double() - expected).abs() / expected.abs().clamp(min=1)
     print(f"largest difference {error.max():.2e} at {int(error.argmax())}")
@@ -46,10 +47,12 @@ def test_the_product_of_the_rounded_factors_is_exact(
 
 def test_every_level_and_batch_size_gives_the_same_bits() -> None:
     x, weight, _ = operands(70, 200, 130, torch.float32)
-    layers = [Int8Linear(weight, None, level) for level in LEVELS]
+    layers = [Int8Linear(weight, level=level) for level in LEVELS]
     expected = layers[0](x)
     for layer in layers:
         assert torch.equal(layer(x), expected)
+    for layer in [*layers, *(Int8Linear(weight[:128], level=level, gated=True) for level in LEVELS)]:
+        expected = layer(x)
         assert torch.equal(torch.cat([layer(x[:1]), layer(x[1:34]), layer(x[34:])]), expected)
 
 
@@ -57,7 +60,7 @@ def test_every_level_and_batch_size_gives_the_same_bits() -> None:
 def test_it_is_close_to_the_float_product(level: str) -> None:
     x, weight, bias = operands(20, 576, 300, torch.float32)
     exact = x @ weight.T + bias
-    error = (Int8Linear(weight, bias, level)(x) - exact).norm() / exact.norm()
+    error = (Int8Linear(weight, bias, level=level)(x) - exact).norm() / exact.norm()
     print(f"relative error {error:.2e}")
     assert error < 0.012
 
@@ -66,7 +69,7 @@ def test_it_is_close_to_the_float_product(level: str) -> None:
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_what_is_not_finite_shows_in_its_row_alone(level: str, value: float) -> None:
     x, weight, bias = operands(3, 100, 40, torch.float32)
-    layer = Int8Linear(weight, bias, level)
+    layer = Int8Linear(weight, bias, level=level)
     before = layer(x)
     x[1, 17] = value
     after = layer(x)
@@ -91,3 +94,28 @@ def test_the_native_layer_is_taken_where_there_is_one(monkeypatch: pytest.Monkey
     assert isinstance(int8_linear(weight, None, torch.float16), TorchInt8Linear)
     monkeypatch.setattr("trunkline.attention.native.unavailable", lambda: "no compiler")
     assert isinstance(int8_linear(weight, None, torch.bfloat16), TorchInt8Linear)
+
+
+@at_every_level
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("rows", "cols", "outputs"), [(1, 576, 3072), (37, 129, 64), (600, 40, 96)])
+def test_a_gated_layer_is_silu_of_one_half_times_the_other(
+    level: str, rows: int, cols: int, outputs: int, dtype: torch.dtype
+) -> None:
+    x, weight, bias = operands(rows, cols, outputs, dtype)
+    gate, up = int8_product(x, weight, bias).chunk(2, 1)
+    expected = F.silu(gate) * up
+    found = Int8Linear(weight, bias, level=level, gated=True)(x)
+    error = (found.double() - expected).abs() / expected.abs().clamp(min=1)
+    print(f"largest difference {error.max():.2e} at {int(error.argmax())}")
+    assert found.shape == expected.shape
+    assert error.max() < (4e-3 if dtype == torch.bfloat16 else 4e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("outputs", [96, 70])
+def test_gated_products_need_no_whole_strips_nor_native_kernels(dtype: torch.dtype, outputs: int) -> None:
+    x, weight, bias = operands(9, 50, outputs, dtype)
+    gate, up = int8_product(x, weight, bias).chunk(2, 1)
+    found = int8_linear(weight, bias, dtype, gated=True)(x)
+    torch.testing.assert_close(found.double(), F.silu(gate) * up, rtol=5e-3, atol=1e-2)

@@ -32,12 +32,19 @@ def smollm2() -> LoadedModel:
 
 
 @cache
-def tiny_model(seed: int = 0, max_positions: int = 2048) -> LoadedModel:
+def tiny_model(seed: int = 0, max_positions: int = 2048, quantization: str | None = None) -> LoadedModel:
     """A two-layer llama with random float32 weights, wide enough apart that greedy choices have no near-ties."""
     tokenizer = embedded_tokenizer()
-    config = ModelConfig(
+    config = tiny_config(max_positions)
+    model = build_model(config, torch.float32, "cpu", quantization)
+    model.load_weights(tiny_weights(config, seed))
+    return LoadedModel(model, config, tokenizer, "tiny", tokenizer.eos_token_ids, {})
+
+
+def tiny_config(max_positions: int = 2048) -> ModelConfig:
+    return ModelConfig(
         architecture="LlamaForCausalLM",
-        vocab_size=tokenizer.vocab_size,
+        vocab_size=embedded_tokenizer().vocab_size,
         hidden_size=48,
         intermediate_size=96,
         num_layers=2,
@@ -47,13 +54,13 @@ def tiny_model(seed: int = 0, max_positions: int = 2048) -> LoadedModel:
         max_positions=max_positions,
         tied_embeddings=True,
     )
-    model = build_model(config, torch.float32, "cpu")
+
+
+def tiny_weights(config: ModelConfig, seed: int = 0) -> Iterator[tuple[str, torch.Tensor]]:
+    """Random weights by their Hugging Face names; ones for the norms."""
     generator = torch.Generator().manual_seed(seed)
-    model.load_weights(
-        (name, torch.ones(shape) if "norm" in name else torch.randn(shape, generator=generator) * 0.3)
-        for name, shape in weight_shapes(config)
-    )
-    return LoadedModel(model, config, tokenizer, "tiny", tokenizer.eos_token_ids, {})
+    for name, shape in weight_shapes(config):
+        yield name, torch.ones(shape) if "norm" in name else torch.randn(shape, generator=generator) * 0.3
 
 
 def weight_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:

@@ -72,6 +72,18 @@ def test_bfloat16_logits_are_those_of_the_layers_one_by_one(variant: str) -> Non
     assert torch.equal(found.bfloat16().float(), expected)
 
 
+@pytest.mark.parametrize("variant", ["llama", "qwen3-biases"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_int8_logits_are_those_of_the_layers_one_by_one(variant: str, dtype: torch.dtype) -> None:
+    pair = make_pair(variant)
+    model = build_model(pair.ours.config, dtype, quantization="int8")
+    model.load_weights(pair.theirs.state_dict().items())
+    steps = Steps(model)
+    found, expected = steps.both(), Steps(model, LayerByLayer).both()
+    assert model.native_decoder(steps.own) is not None
+    assert torch.equal(found.to(dtype).float(), expected)
+
+
 def test_threads_do_not_show_in_the_result() -> None:
     model = make_pair("qwen2", torch.bfloat16).ours
     before = torch.get_num_threads()
