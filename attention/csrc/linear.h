@@ -77,7 +77,8 @@ inline void strip_product(const Word* a, int a_stride, const Word* strip, int ro
                           [[maybe_unused]] const Meanwhile& meanwhile) {
 #if defined(__AMX_BF16__)
   if constexpr (kHasTiles<Math>) {
-    const auto product = rows > 16 ? matmul_tiles<Math, true, true, Meanwhile> : matmul_tiles<Math, false, true, Meanwhile>;
+    const auto product =
+        rows > 16 ? matmul_tiles<Math, true, true, true, Meanwhile> : matmul_tiles<Math, false, true, false, Meanwhile>;
     return product(a, a_stride, strip, kOutputs, sums, kOutputs, words, meanwhile);
   }
 #endif

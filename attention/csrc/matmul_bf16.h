@@ -56,7 +56,8 @@ struct Nothing {
 };
 
 // `meanwhile(k)` is called for every 16 words: the vector units have nothing to do while tiles are multiplied.
-template <class Math, bool kTwoRows, bool kTwoCols, class Meanwhile = Nothing>
+// kStreamed: A is large and read once, and should leave B in the level-1 cache.
+template <class Math, bool kTwoRows, bool kTwoCols, bool kStreamed = false, class Meanwhile = Nothing>
 inline void matmul_tiles(const Word* a, int a_stride, const Word* b, int b_stride, float* c, int c_stride, int words,
                          const Meanwhile& meanwhile = {}) {
   const size_t a_bytes = 4 * static_cast<size_t>(a_stride);
@@ -70,10 +71,15 @@ inline void matmul_tiles(const Word* a, int a_stride, const Word* b, int b_strid
   constexpr bool kBytes = Math::kPerWord == 4;
   for (int k = 0; k < words; k += 16) {
     const Word* row = b + static_cast<ptrdiff_t>(k) * b_stride;
-    _tile_loadd(4, a + k, a_bytes);
+    if constexpr (kStreamed) {
+      _tile_stream_loadd(4, a + k, a_bytes);
+      if (kTwoRows) _tile_stream_loadd(5, a_low + k, a_bytes);
+    } else {
+      _tile_loadd(4, a + k, a_bytes);
+      if (kTwoRows) _tile_loadd(5, a_low + k, a_bytes);
+    }
     _tile_loadd(6, row, b_bytes);
     if (kTwoCols) _tile_loadd(7, row + 16, b_bytes);
-    if (kTwoRows) _tile_loadd(5, a_low + k, a_bytes);
     // The numbers of tiles are part of an instruction: no function can take them as arguments.
     if constexpr (kBytes) {
       _tile_dpbusd(0, 4, 6);
