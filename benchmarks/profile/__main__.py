@@ -24,6 +24,8 @@ from benchmarks.profile.flame import flame_graph
 from benchmarks.profile.spans import Spans
 from trunkline import Engine, EngineConfig, SamplingParams
 from trunkline.attention import AttentionMetadata
+from trunkline.attention.cpu import CpuBackend
+from trunkline.attention.native_decoder import NativeDecoder
 from trunkline.frontend.options import read_engine_config
 from trunkline.runtime.engine.launched_step import LaunchedStep
 from trunkline.runtime.engine.output_text import OutputText
@@ -35,16 +37,16 @@ from trunkline.runtime.models.linear import Linear
 from trunkline.runtime.sampling import Sampler
 from trunkline.scheduler import Scheduler
 
-STEP = "step"
+STEP, NATIVE = "step", "native decoder"
 # A row of the table: the spans whose own time it sums.
 ROWS = {
     "schedule": ("schedule",),
     "metadata, plan": ("runner", "metadata", "attention plan"),
-    "linears": ("linears",),
+    "linears": ("linears", "linear"),
     "attention": ("attention",),
-    "fused steps": ("norm", "silu", "attention call"),
-    "between them": ("model",),
-    "lm_head": ("lm_head",),
+    "fused steps": ("norm", "rotary", "attention call"),
+    "between them": ("model", NATIVE),
+    "lm_head": ("lm_head", "head"),
     "sampling": ("sampling",),
     "update": ("update",),
     "text, output": (STEP, "output", "detokenize", "encode"),
@@ -129,10 +131,21 @@ class Profiler:
         if not spans.is_wrapping:
             encode(Outputs(self._engine.step(), self._engine.stats(), time.time()))
             return
+        before = self._native_seconds()
         with spans.span(STEP):
             outputs = self._engine.step()
             with spans.span("encode"):
                 encode(Outputs(outputs, self._engine.stats(), time.time()))
+        for path in [path for path in spans.seconds if path[-1] == NATIVE]:
+            for phase, seconds in self._native_seconds().items():
+                spans.seconds[*path, phase] += seconds - before.get(phase, 0.0)
+
+    def _native_seconds(self) -> dict[str, float]:
+        """What the native decoder says of its own time: nothing inside of it can be wrapped."""
+        runner = self._engine.runner
+        backend = runner._backend
+        native = runner.model.native_decoder(backend) if isinstance(backend, CpuBackend) else None
+        return {} if native is None else dict(native.seconds)
 
     def _start_streams(self) -> None:
         sizes = self._sizes
@@ -165,9 +178,9 @@ def wrap(spans: Spans, engine: Engine) -> None:
     spans.wrap(AttentionMetadata, "build", "metadata")
     spans.wrap(backend, "plan", "attention plan")
     spans.wrap(CausalLM, "forward", "model")
+    spans.wrap(NativeDecoder, "forward", NATIVE)
     spans.wrap(layers.RMSNorm, "__call__", "norm")
     spans.wrap(layers.RMSNorm, "add", "norm")
-    spans.wrap(layers, "silu_mul", "silu")
     spans.wrap(Linear, "__call__", lambda linear, *_: "lm_head" if linear is model._head else "linears")
     if "_attend" in backend.__dict__:  # the native backend: its fused kernel is a step of its own
         spans.wrap(backend, "forward_fused", "attention call")
