@@ -73,20 +73,23 @@ class EngineOptions:
         return Engine(replace(base, **typed))
 
 
-def read_engine_config(path: Path | None, radix: Mapping[str, Any] | None = None) -> EngineConfig:
+def read_engine_config(
+    path: Path | None, defaults: Mapping[str, Mapping[str, Any]] | None = None
+) -> EngineConfig:
     """An `EngineConfig` from YAML: its own fields on the top level, `radix:` and `scheduler:` below.
 
-    `radix` are settings of that room for which the file, if there is one, may have other values. Raises ConfigError
-    on a file that can't be read, a field nobody knows and a value out of range.
+    `defaults` are settings of `radix` and `scheduler` for which the file, if there is one, may have other values.
+    Raises ConfigError on a file that can't be read, a field nobody knows and a value out of range.
     """
     from trunkline.radix import RadixConfig
     from trunkline.runtime.engine import EngineConfig
     from trunkline.scheduler import SchedulerConfig
 
     top = _checked({} if path is None else _read(path), EngineConfig, str(path))
-    for name, room, defaults in (("radix", RadixConfig, radix or {}), ("scheduler", SchedulerConfig, {})):
+    for name, room in (("radix", RadixConfig), ("scheduler", SchedulerConfig)):
         where = f"{path}, {name}"
-        top[name] = _construct(room, {**defaults, **_checked(top.get(name, {}), room, where)}, where)
+        assumed = (defaults or {}).get(name, {})
+        top[name] = _construct(room, {**assumed, **_checked(top.get(name, {}), room, where)}, where)
     return _construct(EngineConfig, top, str(path))
 
 

@@ -23,6 +23,8 @@ __all__ = ["serve"]
 
 KEYS_VARIABLE = "TRUNKLINE_API_KEYS"
 LOG_LEVELS = ("debug", "info", "warning", "error")
+# What a server assumes where its file says nothing: streams don't halt for long prompts, evicted pages are remembered.
+_DEFAULTS = {"radix": {"explain": True}, "scheduler": {"target_itl_ms": 300.0}}
 
 Model = Annotated[
     str | None,
@@ -133,8 +135,8 @@ def _run(settings: ServerSettings, config: Path | None, typed: dict[str, Any], l
 
 
 def _engine_config(path: Path | None, typed: dict[str, Any]) -> EngineConfig:
-    """What the file says; what was typed goes before it. Evicted pages are remembered, unless the file says no."""
-    base = read_engine_config(path, radix={"explain": True})
+    """What the file says; what was typed goes before it."""
+    base = read_engine_config(path, _DEFAULTS)
     return replace(base, **{name: value for name, value in typed.items() if value is not None})
 
 
