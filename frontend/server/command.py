@@ -122,7 +122,7 @@ def _run(settings: ServerSettings, config: Path | None, typed: dict[str, Any], l
     if log_level not in LOG_LEVELS:
         raise ConfigError(f"log_level {log_level!r} is none of {', '.join(LOG_LEVELS)}")
     with bound_socket(settings.host, settings.port) as listener:
-        engine = _engine_config(config, typed)
+        engine = engine_config(config, typed)
         try:
             from .logs import configure_logging
             from .process import run_server
@@ -134,9 +134,9 @@ def _run(settings: ServerSettings, config: Path | None, typed: dict[str, Any], l
         sys.exit(code)
 
 
-def _engine_config(path: Path | None, typed: dict[str, Any]) -> EngineConfig:
+def engine_config(path: Path | None, typed: dict[str, Any]) -> EngineConfig:
     """What the file says; what was typed goes before it."""
-    base = read_engine_config(path, _DEFAULTS)
+    base = readengine_config(path, _DEFAULTS)
     return replace(base, **{name: value for name, value in typed.items() if value is not None})
 
 
