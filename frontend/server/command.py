@@ -136,7 +136,7 @@ def _run(settings: ServerSettings, config: Path | None, typed: dict[str, Any], l
 
 def engine_config(path: Path | None, typed: dict[str, Any]) -> EngineConfig:
     """What the file says; what was typed goes before it."""
-    base = readengine_config(path, _DEFAULTS)
+    base = read_engine_config(path, _DEFAULTS)
     return replace(base, **{name: value for name, value in typed.items() if value is not None})
 
 
