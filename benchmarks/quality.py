@@ -6,12 +6,13 @@
 Each variant is DTYPE or DTYPE+QUANTIZATION. The text is people's conversations (Open Assistant) in the model's chat
 template. Columns: perplexity over every token; the share of places where the likeliest token, given the same text,
 is float32's; of greedy answers to the first questions, the share that equals float32's to the end, and after how
-many tokens the others leave it (median); what the process grew by as the model was loaded, without the KV cache.
+many tokens the others leave it (median); the model's tensors in MB.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import gzip
 import json
 import math
@@ -23,9 +24,10 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-import psutil
+import torch
 
 from trunkline import Engine, EngineConfig, SamplingParams
+from trunkline.runtime.loading import load_model
 
 TEXT = Path(__file__).parent / "data" / "oasst_conversations_95.jsonl.gz"
 BASELINE = "float32"
@@ -55,7 +57,7 @@ def main() -> None:
     options = parser.parse_args()
     with gzip.open(TEXT, "rt", encoding="utf-8") as file:
         conversations = [json.loads(line) for line in file]
-    # A process each: memory that one variant gave back would hide what the next one takes.
+    # A process each: only what one variant holds is counted.
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=spawn, max_tasks_per_child=1) as processes:
         variants = [BASELINE, *options.variants]
@@ -79,13 +81,10 @@ def measure(
 ) -> Measured:
     """Loads the model as the variant says, scores the conversations and answers their first questions."""
     dtype, _, quantization = variant.partition("+")
-    process = psutil.Process()
-    before = process.memory_info().rss
     tokens = max(MIN_KV_TOKENS, 2 * (options.max_tokens + options.output))
-    engine = Engine(
-        EngineConfig(options.model, dtype=dtype, quantization=quantization or None, kv_cache_tokens=tokens)
-    )
-    megabytes = (process.memory_info().rss - before) / 1e6
+    loaded = load_model(options.model, dtype, quantization=quantization or None)
+    megabytes = tensor_bytes() / 1e6
+    engine = Engine(EngineConfig(kv_cache_tokens=tokens), loaded=loaded)
     texts = [engine.chat_prompt(messages)[: options.max_tokens] for messages in conversations]
     scoring = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=1)
     scored = [
@@ -102,6 +101,14 @@ def measure(
         [entry.top[0].token_id for entry in scored],
         answers,
         megabytes,
+    )
+
+
+def tensor_bytes() -> int:
+    """What all tensors of this process hold, each memory once."""
+    tensors = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor)]
+    return sum(
+        {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors}.values()
     )
 
 
