@@ -18,7 +18,8 @@ class StepCostModel:
 
     Coefficients are clamped to >= 0 when used. A measurement is believed to four times the usual deviation,
     so that one hiccup does not bend the model. Nothing is predicted far outside of what was measured:
-    `max_tokens` is twice the largest step so far, and starts at 32. Times are in seconds; O(1) each.
+    `max_tokens` is twice the largest step so far, and starts at 32. A larger step is believed whole, and what
+    was wrong about it says nothing of the usual deviation. Times are in seconds; O(1) each.
     """
 
     def __init__(self) -> None:
@@ -33,11 +34,12 @@ class StepCostModel:
         """Learn from one measured step."""
         features = np.array([1.0, tokens / _TOKENS, attended / _ATTENDED])
         error = seconds - float(features @ self._weights)
-        if self.num_observations >= 8:
+        is_new = tokens > self.max_tokens
+        if self.num_observations >= 8 and not is_new:
             bound = max(4.0 * self.deviation, 0.1 * abs(seconds - error))
             error = max(-bound, min(bound, error))
             self.deviation += 0.05 * (abs(error) - self.deviation)
-        elif self.num_observations >= 3:
+        elif self.num_observations >= 3 and not is_new:
             self.deviation = max(self.deviation, abs(error))
         gain = self._covariance @ features
         gain /= _FORGETTING + float(features @ gain)
