@@ -37,6 +37,16 @@ def test_one_hiccup_does_not_bend_the_model():
     assert model.predict(100, 10_000) < 5 * machine(100, 10_000)
 
 
+def test_a_step_larger_than_any_before_is_believed_and_widens_no_margin():
+    model = StepCostModel()
+    for seconds in (0.2, 0.05, 0.04, 0.04, 0.041):  # the first step of a process takes longer than it should
+        model.observe(1, 20, seconds)
+    before = model.deviation
+    model.observe(1000, 500_000, machine(1000, 500_000))
+    assert model.deviation == before
+    assert model.predict(1000, 500_000) == pytest.approx(machine(1000, 500_000), rel=0.3)
+
+
 def test_the_model_follows_a_machine_that_becomes_slower():
     model = fitted()
     rng = np.random.default_rng(1)
