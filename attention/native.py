@@ -19,6 +19,7 @@ from trunkline.errors import ConfigError
 from .errors import AttentionError
 from .structs import (
     STORAGE,
+    BlockRows,
     DecoderModel,
     DecoderStep,
     Layer,
@@ -52,6 +53,7 @@ _CALLS: dict[str, list[Any]] = {
     "silu_mul": [ctypes.POINTER(SiluMul)],
     "rotary_store": [ctypes.POINTER(RotaryStore)],
     "store": [ctypes.POINTER(Store)],
+    "block_rows": [ctypes.POINTER(BlockRows)],
 }
 
 
@@ -70,10 +72,12 @@ class Library:
     silu_mul: Callable[[SiluMul], None]
     rotary_store: Callable[[RotaryStore], None]
     store: Callable[[Store], None]
+    block_rows: Callable[[BlockRows], None]
 
     def __init__(self, level: str) -> None:
         self.level = level
         self._lib = _open(level)
+        self.width: int = self._lib.trunkline_width()  # lanes of a vector
         for name, arguments in _CALLS.items():
             function = self._lib[f"trunkline_{name}"]
             function.argtypes = arguments

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 STORAGE = {torch.float32: 0, torch.bfloat16: 1}
-DENSE, INT8 = 0, 1  # linear.h: Weights
+DENSE, INT8, Q4_0, Q4_1, Q8_0 = range(5)  # linear.h: Weights
 
 
 def _pointers(*names: str) -> Sequence[tuple[str, type[Any]]]:
@@ -106,6 +106,12 @@ class LinearJob(ctypes.Structure):
     """linear.h."""
 
     _fields_ = [("linear", Linear), *_pointers("x", "out"), *_ints("storage", "rows", "num_threads")]
+
+
+class BlockRows(ctypes.Structure):
+    """linear_blocks.h."""
+
+    _fields_ = [("linear", Linear), *_pointers("rows", "out"), *_ints("count", "storage")]
 
 
 class DecoderLayer(ctypes.Structure):

@@ -20,7 +20,10 @@ Config = TypeVar("Config")
 
 __all__ = ["EngineOptions", "Quantization", "SamplingOptions", "read_engine_config"]
 
-Quantization = Annotated[str | None, typer.Option(help="int8: half the weights' memory, on CPUs.")]
+Quantization = Annotated[
+    str | None,
+    typer.Option(help="int8: half the weights' memory; gguf: a .gguf file's own blocks; both on CPUs."),
+]
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 // The Python path calls ten kernels a layer, each of which wakes its threads; at decode's batch sizes that takes as long
 // as the arithmetic. Here a step of a layer ends with threads looking at a number in memory (team.h).
 #include "attention.h"
-#include "linear.h"
+#include "linear_blocks.h"
 #include "norm.cpp"
 #include "rotary.cpp"
 
@@ -75,7 +75,7 @@ class Decoder {
   Buffer attended_;   // as q_
   Buffer activated_;  // [rows, intermediate]
   Buffer update_;     // [rows, hidden]
-  ByteRows byte_rows_;  // what is multiplied next, where that is bytes
+  RoundedRows rounded_;  // what is multiplied next, where that is bytes
 };
 
 void Decoder::reserve(const DecoderStep& step) {
@@ -90,7 +90,7 @@ void Decoder::reserve(const DecoderStep& step) {
   attended_.reserve(rows * heads * dim * size);
   activated_.reserve(rows * std::max(widest, hidden) * size);
   update_.reserve(rows * hidden * size);
-  byte_rows_.reserve(std::max(step.tokens, step.num_rows), static_cast<int>(std::max({widest, hidden, heads * dim})));
+  rounded_.reserve(std::max(step.tokens, step.num_rows), static_cast<int>(std::max({widest, hidden, heads * dim})));
 }
 
 // One forward pass as one thread sees it.
@@ -115,7 +115,7 @@ class Decoder::Pass {
       multiply(layer.down, d_.activated_.template data<T>(), d_.update_.template data<T>());
     }
     last_norm(update);
-    multiply_any<T>(team_, model_.head, d_.byte_rows_.input(model_.head, x(), step_.num_rows), step_.logits);
+    multiply_any<T>(team_, model_.head, d_.rounded_.input(model_.head, x(), step_.num_rows), step_.logits);
     spent(kHead);
   }
 
@@ -136,7 +136,7 @@ class Decoder::Pass {
     const Norm job = norm_job(first, update == nullptr ? nullptr : step_.residual, weight, x());
     team_.share(step_.tokens, run_of(step_.tokens), [&](int row) {
       norm_row<T>(job, row);
-      d_.byte_rows_.take(next, x(), row);
+      d_.rounded_.take(next, x(), row, step_.tokens);
     });
     spent(kNorm);
   }
@@ -148,19 +148,19 @@ class Decoder::Pass {
       T* const sum = d_.activated_.template data<T>() + to;
       memcpy(sum, static_cast<const T*>(step_.residual) + from, sizeof(T) * static_cast<size_t>(model_.hidden));
       norm_row<T>(norm_job(update + from, sum, model_.norm, x() + to), 0);
-      d_.byte_rows_.take(model_.head, x(), i);
+      d_.rounded_.take(model_.head, x(), i, step_.num_rows);
     });
     spent(kNorm);
   }
 
   // Brings an input that no norm has left into the form that the linear layer wants.
   void take(const Linear& linear, const T* input) {
-    if (linear.kind != Weights::kInt8) return;
-    team_.share(step_.tokens, run_of(step_.tokens), [&](int row) { d_.byte_rows_.take(linear, input, row); });
+    if (!d_.rounded_.template takes<T>(linear, step_.tokens)) return;
+    team_.share(step_.tokens, run_of(step_.tokens), [&](int row) { d_.rounded_.take(linear, input, row, step_.tokens); });
   }
 
   void multiply(const Linear& linear, const T* input, T* out) {
-    multiply_any<T>(team_, linear, d_.byte_rows_.input(linear, input, step_.tokens), out);
+    multiply_any<T>(team_, linear, d_.rounded_.input(linear, input, step_.tokens), out);
     spent(kLinear);
   }
 

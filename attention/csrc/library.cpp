@@ -16,6 +16,8 @@ EXPORT Decoder* trunkline_decoder_new(const DecoderModel* model) { return new (s
 EXPORT void trunkline_decoder_free(Decoder* decoder) { delete decoder; }
 EXPORT void trunkline_decoder_run(Decoder* decoder, const DecoderStep* step) { decoder->run(*step); }
 EXPORT void trunkline_linear(const LinearJob* job) { run(*job); }
+EXPORT void trunkline_block_rows(const BlockRows* job) { run(*job); }
+EXPORT int trunkline_width() { return kWidth; }
 EXPORT void trunkline_norm(const Norm* job) { run(*job); }
 EXPORT void trunkline_rotary_store(const RotaryStore* job) { run(*job); }
 EXPORT void trunkline_store(const Store* job) { run(*job); }

@@ -4,13 +4,14 @@
 //
 //     [out / 32 strips][words along in_features][32 outputs]      a word: one float, two bf16 or four int8
 //
-// A strip times a block of 32 rows is the unit of arithmetic. Few rows are bound by the memory that the strips are
+// or as blocks.h says. // A strip times a block of 32 rows is the unit of arithmetic. Few rows are bound by the memory that the strips are
 // read from, many by the products. Every result is one chain of multiply-adds in ascending order of in_features: it
 // has the same bits whatever the other rows are and however many threads there are.
 #pragma once
 
 #include <algorithm>
 
+#include "blocks.h"
 #include "matmul_int8.h"
 #include "quantize.h"
 #include "team.h"
@@ -21,7 +22,7 @@ constexpr int kOutputs = 32;    // of a strip
 constexpr int kBlockRows = 32;  // rows that are multiplied together
 constexpr int kCachedRows = 512;  // rows that stay in the level-2 cache while all strips pass by
 
-enum class Weights : int32_t { kDense = 0, kInt8 = 1 };
+enum class Weights : int32_t { kDense = 0, kInt8 = 1, kQ4_0 = 2, kQ4_1 = 3, kQ8_0 = 4 };
 
 struct Linear {
   const void* weight;
@@ -29,46 +30,73 @@ struct Linear {
   const int32_t* sum;   // 128 * sum of each output's weights; int8 only
   const float* bias;    // of each output, or null
   int32_t in_features, out_features;
-  int32_t words;        // along in_features, padded
+  int32_t words;        // along in_features, padded; of a strip where it is in blocks
   Weights kind;
   int32_t gated;        // outputs are sixteens of gate and of up by turns; what is stored is silu(gate) * up
 
   int stored() const { return gated ? out_features / 2 : out_features; }
+  bool in_blocks() const { return kind >= Weights::kQ4_0; }
+  const Word* group(int strip, int index) const {
+    return static_cast<const Word*>(weight) + static_cast<ptrdiff_t>(strip) * words + index * (words * kWidth / kOutputs);
+  }
   int strips() const { return (out_features + kOutputs - 1) / kOutputs; }
 };
 
 // Activations. Memory behind them must be readable up to a multiple of 16 rows.
 struct Rows {
   const void* data;  // [count, stride] of the storage's type, or four bytes a word
-  const float* scale;  // of each row, where they are bytes
+  const float* scale;  // of each row, where they are bytes; two for each of its blocks, where it is in blocks
   ptrdiff_t stride;  // in words
   int count;
 };
 
-// Room for activations as bytes.
-class ByteRows {
+// Whether so many rows times weights in blocks are computed in whole numbers; more go through tiles, where there are such.
+constexpr bool few_block_rows([[maybe_unused]] int rows) {
+#if defined(__AMX_BF16__)
+  return rows <= 6;
+#else
+  return true;
+#endif
+}
+
+// Room for activations that are rounded on their way into a product.
+class RoundedRows {
  public:
   void reserve(int rows, int in_features) {
-    const auto whole = static_cast<size_t>(round_up(rows, kBlockRows));
-    bytes_.reserve(whole * static_cast<size_t>(round_up(in_features, 64)));
-    scales_.reserve(whole * sizeof(float));
+    const auto whole = static_cast<size_t>(round_up(rows, kBlockRows)), cols = static_cast<size_t>(round_up(in_features, 64));
+    rounded_.reserve(whole * cols * 2);
+    scales_.reserve(whole * sizeof(float) * 2 * cols / kBlock);
   }
-  // Row `row` of x, if the linear layer wants bytes.
+  // Whether the linear layer takes x in another form than it comes.
   template <class T>
-  void take(const Linear& linear, const T* x, int row) const {
-    if (linear.kind == Weights::kInt8)
-      quantize_row(x + static_cast<ptrdiff_t>(row) * linear.in_features, linear.in_features, linear.words,
-                   bytes_.data<uint8_t>() + static_cast<ptrdiff_t>(row) * 4 * linear.words, scales_.data<float>() + row);
+  bool takes(const Linear& linear, int rows) const {
+    if (linear.in_blocks()) return few_block_rows(rows) || sizeof(T) == sizeof(float);
+    return linear.kind == Weights::kInt8;
   }
-  // x as the linear layer wants it; bytes were taken before.
+  // Brings row `row` of `rows` of x into that form.
+  template <class T>
+  void take(const Linear& linear, const T* x, int row, int rows) const {
+    if (!takes<T>(linear, rows)) return;
+    const int cols = linear.in_features, num_blocks = cols / kBlock;
+    x += static_cast<ptrdiff_t>(row) * cols;
+    if (linear.kind == Weights::kInt8)
+      return quantize_row(x, cols, linear.words, rounded_.data<uint8_t>() + static_cast<ptrdiff_t>(row) * 4 * linear.words,
+                          scales_.data<float>() + row);
+    bf16* const to = rounded_.data<bf16>() + static_cast<ptrdiff_t>(row) * cols;
+    if (few_block_rows(rows))
+      return quantize_blocks(x, num_blocks, reinterpret_cast<uint8_t*>(to),
+                             scales_.data<float>() + static_cast<ptrdiff_t>(row) * 2 * num_blocks);
+    for (int i = 0; i < cols; i += kWidth) store(to + i, load(x + i));
+  }
+  // x as the linear layer wants it; all rows were taken before.
   template <class T>
   Rows input(const Linear& linear, const T* x, int rows) const {
-    if (linear.kind == Weights::kInt8) return {bytes_.data(), scales_.data<float>(), linear.words, rows};
-    return {x, nullptr, linear.in_features * static_cast<ptrdiff_t>(sizeof(T)) / 4, rows};
+    if (!takes<T>(linear, rows)) return {x, nullptr, linear.in_features * static_cast<ptrdiff_t>(sizeof(T)) / 4, rows};
+    return {rounded_.data(), scales_.data<float>(), linear.in_blocks() ? linear.in_features / 2 : linear.words, rows};
   }
 
  private:
-  Buffer bytes_, scales_;
+  Buffer rounded_, scales_;
 };
 
 // sums [rows x 32] = a block of at most 32 rows times a strip.
@@ -128,11 +156,11 @@ inline void finish_rows(const Linear& linear, const float* row_scale, int first,
 // Rows [begin, end) times a strip. While the tiles of a block are multiplied, the vector units finish the block before
 // it, but for the first step: until then its sums are on their way to memory.
 template <class Math, bool kGated, class Out>
-inline void multiply_strip(const Linear& linear, const Rows& x, int strip, int begin, int end, Out* out) {
+inline void multiply_strip(const Linear& linear, const Word* weight, const Rows& x, int strip, int begin, int end,
+                           Out* out) {
   constexpr int kApart = 144;  // two blocks that lie a multiple of 4,096 bytes apart wait for each other
   alignas(64) float sums[2][kBlockRows * kOutputs + kApart];
   const int words = linear.words, per_step = words > 16 ? (kBlockRows + words / 16 - 2) / (words / 16 - 1) : kBlockRows;
-  const Word* weight = static_cast<const Word*>(linear.weight) + static_cast<ptrdiff_t>(strip) * words * kOutputs;
   Sums before{};
   int done = 0;
   const auto finish_until = [&](int row) {
@@ -158,8 +186,9 @@ inline void multiply(Team::Member& team, const Linear& linear, const Rows& x, Ou
   const int strips = linear.strips(), passes = (x.count + kCachedRows - 1) / kCachedRows;
   const auto block = linear.gated ? multiply_strip<Math, true, Out> : multiply_strip<Math, false, Out>;
   team.share(strips * passes, [&](int item) {
-    const int begin = item / strips * kCachedRows;
-    block(linear, x, item % strips, begin, std::min(begin + kCachedRows, x.count), out);
+    const int strip = item % strips, begin = item / strips * kCachedRows;
+    const Word* weight = static_cast<const Word*>(linear.weight) + static_cast<ptrdiff_t>(strip) * linear.words * kOutputs;
+    block(linear, weight, x, strip, begin, std::min(begin + kCachedRows, x.count), out);
   });
 }
 
@@ -171,39 +200,5 @@ template <>
 struct DenseMath<float> {
   using Type = FloatMath;
 };
-
-// out [x.count, linear.stored()] of float or T, which is the type of x unless the weights are bytes.
-template <class T, class Out>
-inline void multiply_any(Team::Member& team, const Linear& linear, const Rows& x, Out* out) {
-  if (linear.kind == Weights::kInt8)
-    multiply<BestByteMath>(team, linear, x, out);
-  else
-    multiply<typename DenseMath<T>::Type>(team, linear, x, out);
-}
-
-// One product on its own.
-struct LinearJob {
-  Linear linear;
-  const void* x;  // [rows, in_features], dense
-  void* out;      // [rows, stored()], dense, of x's type
-  Storage storage;
-  int32_t rows, num_threads;
-};
-
-inline void run(const LinearJob& job) {
-  static thread_local ByteRows bytes;
-  const Linear& linear = job.linear;
-  if (linear.kind == Weights::kInt8) bytes.reserve(job.rows, linear.in_features);
-  const ByteRows& room = bytes;  // this thread's
-  with_storage(job.storage, [&](auto t) {
-    using T = decltype(t);
-    const T* const x = static_cast<const T*>(job.x);
-    Team::run(job.num_threads, [&](Team::Member& team) {
-      Registers registers;
-      if (linear.kind == Weights::kInt8) team.share(job.rows, 8, [&](int row) { room.take(linear, x, row); });
-      multiply_any<T>(team, linear, room.input(linear, x, job.rows), static_cast<T*>(job.out));
-    });
-  });
-}
 
 }  // namespace trunkline

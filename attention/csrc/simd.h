@@ -78,6 +78,21 @@ inline void store(bf16* p, Vec v) {
 #endif
 }
 
+// kWidth numbers of IEEE's half precision, exactly.
+inline Vec load_half(const uint16_t* p) {
+  Halves h;
+  memcpy(&h, p, sizeof(h));
+#if defined(__AVX512F__)
+  return Vec(_mm512_cvtph_ps(__m256i(h)));
+#else
+  const Bits bits = __builtin_convertvector(h, Bits);
+  // The exponent is moved by a product, which normalises what is subnormal; 31 becomes 143, and infinity is 255.
+  const Vec magnitude = bit_cast<Vec>((bits & 0x7fff) << 13) * splat(0x1p112f);
+  const Bits special = (bits & 0x7c00) == 0x7c00 ? Bits{} + 0x7f800000u : Bits{};
+  return bit_cast<Vec>(bit_cast<Bits>(magnitude) | special | (bits & 0x8000) << 16);
+#endif
+}
+
 // The first `count` < kWidth elements, the others zero; never touches what lies behind them.
 template <class T>
 inline Vec load_first(const T* p, int count) {

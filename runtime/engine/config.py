@@ -20,7 +20,8 @@ class EngineConfig:
 
     model: a directory, a .gguf file or a hub id; None is the embedded SmolLM2-135M-Instruct.
     dtype: of weights and KV pages: auto, float32, bfloat16 or float16.
-    quantization: None, or int8: weights of the linear layers, and what they are multiplied with; on CPUs.
+    quantization: None; int8: weights of the linear layers, and what they are multiplied with; gguf: the blocks of a
+        .gguf file as they are; on CPUs.
     device: auto, cpu, cuda or cuda:N.
     attention_backend: auto, or a backend by name.
     max_model_len: tokens a request may have, prompt and output together; None is the model's own limit.

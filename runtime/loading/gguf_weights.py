@@ -13,6 +13,7 @@ from gguf.constants import GGMLQuantizationType
 from gguf.quants import dequantize
 
 from trunkline.runtime.errors import LoadError, UnknownArchitectureError
+from trunkline.runtime.models import BLOCK_KINDS, BlockWeight, Weight, dense
 
 from .gguf_file import GGUFFile, GGUFTensor
 
@@ -44,6 +45,14 @@ _FOLDED = frozenset({"rope_freqs.weight"})
 def weights(file: GGUFFile, config: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
     """Every weight as (Hugging Face name, tensor), one at a time; quantised ones come as float32.
 
+    Raises what `block_weights` raises.
+    """
+    return ((name, dense(weight)) for name, weight in block_weights(file, config))
+
+
+def block_weights(file: GGUFFile, config: Mapping[str, Any]) -> Iterator[tuple[str, Weight]]:
+    """The same, but matrices in blocks that can be computed with come as they are.
+
     Raises UnknownArchitectureError for a tensor that belongs to no known layer, LoadError for a quantisation
     that can't be undone.
     """
@@ -51,15 +60,15 @@ def weights(file: GGUFFile, config: Mapping[str, Any]) -> Iterator[tuple[str, to
         if tensor.name in _FOLDED:
             continue
         name = hf_name(file, tensor.name)
-        values = _dequantised(file, tensor)
+        weight = _read(file, tensor)
         if file.architecture == "llama" and (match := _ROTATED.search(name)):
             num_heads = config[_ROTATED_HEADS[match[1]]]
-            if values.shape[0] % (2 * num_heads):
+            if weight.shape[0] % (2 * num_heads):
                 raise LoadError(
-                    f"{file.path}: {tensor.name!r} has {values.shape[0]} rows, no whole {num_heads} heads"
+                    f"{file.path}: {tensor.name!r} has {weight.shape[0]} rows, no whole {num_heads} heads"
                 )
-            values = _unpermuted(values, num_heads)
-        yield name, values
+            weight = _unpermuted(weight, num_heads)
+        yield name, weight
 
 
 def hf_name(file: GGUFFile, name: str) -> str:
@@ -72,6 +81,13 @@ def hf_name(file: GGUFFile, name: str) -> str:
             f"{file.path}: tensor {name!r} belongs to no layer of {file.architecture!r}"
         )
     return f"model.layers.{match[1]}.{_IN_LAYER[match[2]]}.{match[3]}"
+
+
+def _read(file: GGUFFile, tensor: GGUFTensor) -> Weight:
+    if tensor.kind.name in BLOCK_KINDS and len(tensor.shape) == 2:
+        data = torch.from_numpy(file.raw(tensor).copy())
+        return BlockWeight(tensor.kind.name, data.view(tensor.shape[0], -1))
+    return _dequantised(file, tensor)
 
 
 def _dequantised(file: GGUFFile, tensor: GGUFTensor) -> torch.Tensor:
@@ -100,11 +116,17 @@ def _num_rows(tensor: GGUFTensor) -> int:
     return stored // math.gcd(stored, 16)
 
 
-def _unpermuted(values: torch.Tensor, num_heads: int) -> torch.Tensor:
+def _unpermuted(weight: Weight, num_heads: int) -> Weight:
     """Undo llama.cpp's row order of Q and K: it pairs the two rotated halves of a head row by row.
 
     Stored: head, pair, half. Hugging Face: head, half, pair. Only files of the llama architecture are
     stored so.
     """
+    if isinstance(weight, BlockWeight):  # a row's blocks are its own
+        return BlockWeight(weight.kind, _unpermuted_rows(weight.data, num_heads))
+    return _unpermuted_rows(weight, num_heads)
+
+
+def _unpermuted_rows(values: torch.Tensor, num_heads: int) -> torch.Tensor:
     pairs = values.reshape(num_heads, values.shape[0] // num_heads // 2, 2, *values.shape[1:])
     return pairs.transpose(1, 2).reshape(values.shape)

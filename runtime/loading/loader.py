@@ -13,7 +13,7 @@ import torch
 
 from trunkline.errors import ConfigError, TrunklineError
 from trunkline.runtime.errors import LoadError
-from trunkline.runtime.models import CausalLM, ModelConfig, build_model, check_quantization
+from trunkline.runtime.models import CausalLM, ModelConfig, Weight, build_model, check_quantization
 
 from . import checkpoint, gguf_config, gguf_weights
 from .files import naming, parsing
@@ -52,15 +52,19 @@ def load_model(
 
     `dtype` is "auto", "float32", "bfloat16" or "float16". Auto is the checkpoint's own on a GPU; on a
     CPU it is bfloat16 where the processor computes with it, else float32. `device` "auto" is the GPU if
-    there is one. `quantization` is None or "int8" (see `build_model`). Raises ConfigError for an impossible dtype,
-    device or quantization, LoadError (one line, naming the file) for the rest.
+    there is one. `quantization` is None, "int8" or "gguf" (see `build_model`). Raises ConfigError for an impossible
+    dtype, device or quantization, LoadError (one line, naming the file) for the rest.
     """
     target = _device(device)
     if dtype != "auto" and dtype not in _DTYPES:
         raise ConfigError(f"dtype {dtype!r} is not one of auto, {', '.join(_DTYPES)}")
     check_quantization(quantization, target)
     found = resolve(source)
-    opened = _open_gguf(found) if found.is_gguf else _open_folder(found)
+    if quantization == "gguf" and not found.is_gguf:
+        raise ConfigError(
+            f"quantization 'gguf' computes with a .gguf file's own blocks; {found.path} is none"
+        )
+    opened = _open_gguf(found, quantization == "gguf") if found.is_gguf else _open_folder(found)
     with parsing(found.path):
         config = ModelConfig.from_hf_config(opened.hf_config)
     with naming(found.path):
@@ -84,17 +88,16 @@ class _Opened:
 
     hf_config: Mapping[str, Any]
     tokenizer: Tokenizer
-    weights: Iterable[tuple[str, torch.Tensor]]
+    weights: Iterable[tuple[str, Weight]]
     generation_defaults: Mapping[str, Any]
 
 
-def _open_gguf(found: ModelSource) -> _Opened:
+def _open_gguf(found: ModelSource, as_blocks: bool) -> _Opened:
     file = GGUFFile(found.path)
     hf_config = gguf_config.hf_config(file)
     tokenizer = gguf_tokenizer_of(file)
-    return _Opened(
-        hf_config, tokenizer, gguf_weights.weights(file, hf_config), gguf_config.generation_defaults(file)
-    )
+    read = gguf_weights.block_weights if as_blocks else gguf_weights.weights
+    return _Opened(hf_config, tokenizer, read(file, hf_config), gguf_config.generation_defaults(file))
 
 
 def _open_folder(found: ModelSource) -> _Opened:

@@ -4,12 +4,12 @@ from collections.abc import Iterable
 from weakref import WeakKeyDictionary
 
 import torch
-from torch.nn import functional as F
 
 from trunkline.attention import AttentionBackend
 from trunkline.attention.cpu import CpuBackend
 from trunkline.attention.native_decoder import DecoderWeights, NativeDecoder
 
+from .block_weights import Weight
 from .config import ModelConfig
 from .layers import DecoderLayer, RMSNorm
 from .linear import Form, Linear, linear_form
@@ -30,7 +30,7 @@ class CausalLM:
         self.dtype = dtype
         self.device = device
         self._table = ParameterTable(dtype, device, form)
-        self._embedding = self._table.fused([(f"{_EMBEDDING}.weight", config.vocab_size)], config.hidden_size)
+        self._embedding = self._table.embedding(_EMBEDDING, config.vocab_size, config.hidden_size)
         self._layers = [DecoderLayer(config, self._table, layer) for layer in range(config.num_layers)]
         self._norm = RMSNorm(config, self._table, "model.norm")
         if config.tied_embeddings:
@@ -52,7 +52,7 @@ class CausalLM:
         token_ids is int64 [tokens]; `backend` has planned the step, with positions below `config.max_positions`. Rows
         not asked for cost no output projection.
         """
-        residual = F.embedding(token_ids, self._embedding)
+        residual = self._embedding(token_ids)
         if isinstance(backend, CpuBackend) and (native := self.native_decoder(backend)) is not None:
             return native.forward(backend, residual, logits_rows)
         update: torch.Tensor | None = None
@@ -77,7 +77,7 @@ class CausalLM:
             return None
         return DecoderWeights(packed, norm, head, rotary.cos, rotary.sin, self.config.rms_norm_eps)
 
-    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+    def load_weights(self, weights: Iterable[tuple[str, Weight]]) -> None:
         """Takes a checkpoint's (Hugging Face name, tensor) pairs, in any order and dtype.
 
         Rotary frequencies are skipped, and so is `lm_head.weight` where the embedding is tied. Raises
@@ -85,7 +85,7 @@ class CausalLM:
         """
         self._table.load((name, tensor) for name, tensor in weights if not self._is_redundant(name))
         if self.config.tied_embeddings:
-            self._head.fill([self._embedding])
+            self._embedding.tie(self._head)
 
     def _is_redundant(self, name: str) -> bool:
         return name.endswith("rotary_emb.inv_freq") or (
@@ -101,8 +101,8 @@ def build_model(
 ) -> CausalLM:
     """A model without its weights, which `CausalLM.load_weights` brings.
 
-    `quantization` is None or "int8": linears with int8 weights, and inputs rounded to int8 as they come. Raises
-    ConfigError for one that is unknown or does not run on this device.
+    `quantization` is None; "int8": linears with int8 weights, and inputs rounded to int8 as they come; or "gguf":
+    weights that come as `BlockWeight`s stay so. Raises ConfigError for one that is unknown or does not run here.
     """
     device = torch.device(device)
     return CausalLM(config, dtype, device, linear_form(quantization, dtype, device))

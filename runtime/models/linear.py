@@ -5,17 +5,21 @@ from collections.abc import Callable, Sequence
 import torch
 from torch.nn import functional as F
 
+from trunkline.attention import native
+from trunkline.attention.block_linear import BlockLinear
 from trunkline.attention.fused import silu_mul
 from trunkline.attention.int8_linear import int8_linear
 from trunkline.attention.packed_linear import NativeLinear, PackedLinear
 from trunkline.errors import ConfigError
 
-QUANTIZATIONS = ("int8",)
+from .block_weights import Weight, block_linear, dense
+
+QUANTIZATIONS = ("int8", "gguf")
 
 Product = Callable[[torch.Tensor], torch.Tensor]
 """x [tokens, in] to x · weightᵀ + bias [tokens, out], in x's dtype."""
 
-Form = Callable[[Sequence[torch.Tensor], torch.Tensor | None, bool], Product]
+Form = Callable[[Sequence[Weight], torch.Tensor | None, bool], Product]
 """Makes a product of a weight, whose parts [some of out, in] come as the checkpoint has them, and a bias [out].
 
 Where the last argument says that it is gated, the parts are gate and up, and the product ends in silu(gate) · up.
@@ -38,9 +42,13 @@ class Linear:
         """What the native decoder takes, where the weights are in such a form."""
         return self._product if isinstance(self._product, NativeLinear) else None
 
-    def fill(self, parts: Sequence[torch.Tensor], bias: torch.Tensor | None = None) -> None:
+    def fill(self, parts: Sequence[Weight], bias: torch.Tensor | None = None) -> None:
         """Takes the weight in parts [some of out, in], end to end, and a bias [out]."""
         self._product = self._form(parts, bias, self._gated)
+
+    def share(self, product: Product) -> None:
+        """Uses what another layer has made of the same weight."""
+        self._product = product
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [tokens, in] to [tokens, out], of which half is left where the layer is gated (SwiGLU; Shazeer, 2020)."""
@@ -63,7 +71,46 @@ def linear_form(quantization: str | None, dtype: torch.dtype, device: torch.devi
     check_quantization(quantization, device)
     if quantization is None:
         return _Unquantized(dtype, device)
-    return lambda parts, bias, gated: int8_linear(_whole(parts), bias, dtype, gated)
+    if quantization == "int8":
+        return lambda parts, bias, gated: int8_linear(_whole(parts), bias, dtype, gated)
+    if dtype not in native.STORAGE:
+        raise ConfigError(f"quantization {quantization!r} computes in bfloat16 or float32, not in {dtype}")
+    if reason := native.unavailable():
+        raise ConfigError(f"quantization {quantization!r} cannot run: {reason}")
+    inflated = _Unquantized(dtype, device)
+
+    def in_blocks(parts: Sequence[Weight], bias: torch.Tensor | None, gated: bool) -> Product:
+        return block_linear(parts, bias, gated) or inflated(parts, bias, gated)
+
+    return in_blocks
+
+
+class Embedding:
+    """A weight [vocab, hidden] of which rows are looked up; one in blocks stays so."""
+
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        self._dtype = dtype
+        self._device = device
+        self._weight: torch.Tensor | BlockLinear | None = None
+
+    def fill(self, weight: Weight) -> None:
+        """Takes the weight."""
+        self._weight = block_linear([weight]) or dense(weight).to(self._device, self._dtype)
+
+    def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Rows [tokens, hidden] of int64 ids [tokens]."""
+        assert self._weight is not None, "the weights are not loaded"
+        if isinstance(self._weight, BlockLinear):
+            return self._weight.rows(token_ids, self._dtype)
+        return F.embedding(token_ids, self._weight)
+
+    def tie(self, head: Linear) -> None:
+        """Makes `head` the product with this weight."""
+        assert self._weight is not None, "the weights are not loaded"
+        if isinstance(self._weight, BlockLinear):
+            head.share(self._weight)
+        else:
+            head.fill([self._weight])
 
 
 class _Unquantized:
@@ -83,8 +130,8 @@ class _Unquantized:
             and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
         )
 
-    def __call__(self, parts: Sequence[torch.Tensor], bias: torch.Tensor | None, gated: bool) -> Product:
-        weight = _whole([part.to(self._device, self._dtype) for part in parts])
+    def __call__(self, parts: Sequence[Weight], bias: torch.Tensor | None, gated: bool) -> Product:
+        weight = _whole([dense(part).to(self._device, self._dtype) for part in parts])
         if PackedLinear.fits(weight, gated):
             return PackedLinear(weight, bias, gated=gated)
         if not self._packs:
@@ -102,5 +149,5 @@ def _gated(product: Product, gated: bool) -> Product:
     return (lambda x: silu_mul(product(x))) if gated else product
 
 
-def _whole(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+def _whole(parts: Sequence[Weight]) -> torch.Tensor:
+    return dense(parts[0]) if len(parts) == 1 else torch.cat([dense(part) for part in parts])

@@ -9,7 +9,8 @@ import torch
 
 from trunkline.runtime.errors import LoadError
 
-from .linear import Form, Linear
+from .block_weights import Weight, dense
+from .linear import Embedding, Form, Linear
 
 _NAMES_SHOWN = 5
 
@@ -19,7 +20,7 @@ class _Slot:
     """What takes a tensor of a checkpoint, and the shape that it must have."""
 
     shape: tuple[int, ...]
-    take: Callable[[torch.Tensor], Any]
+    take: Callable[[Weight], Any]
 
 
 class ParameterTable:
@@ -39,7 +40,7 @@ class ParameterTable:
         rows = [count for _, count in parts]
         parameter = torch.empty(sum(rows), *trailing, dtype=self.dtype, device=self.device)
         for (name, _), part in zip(parts, torch.split(parameter, rows), strict=True):
-            self._slots[name] = _Slot(tuple(part.shape), part.copy_)
+            self._slots[name] = _Slot(tuple(part.shape), partial(_copy, part))
         return parameter
 
     def repeated(self, parts: Sequence[tuple[str, int]], size: int) -> torch.Tensor:
@@ -57,13 +58,13 @@ class ParameterTable:
         wanted: dict[str, tuple[int, ...]] = {f"{name}.weight": (rows, in_features) for name, rows in parts}
         if bias:
             wanted |= {f"{name}.bias": (rows,) for name, rows in parts}
-        found: dict[str, torch.Tensor] = {}
+        found: dict[str, Weight] = {}
 
-        def take(name: str, tensor: torch.Tensor) -> None:
+        def take(name: str, tensor: Weight) -> None:
             found[name] = tensor
             if len(found) < len(wanted):
                 return
-            biases = [found[f"{name}.bias"].to(self.device, self.dtype) for name, _ in parts if bias]
+            biases = [dense(found[f"{name}.bias"]).to(self.device, self.dtype) for name, _ in parts if bias]
             linear.fill([found[f"{name}.weight"] for name, _ in parts], torch.cat(biases) if bias else None)
             found.clear()
 
@@ -71,7 +72,13 @@ class ParameterTable:
             self._slots[name] = _Slot(shape, partial(take, name))
         return linear
 
-    def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+    def embedding(self, name: str, rows: int, cols: int) -> Embedding:
+        """An embedding [rows, cols] that name.weight fills."""
+        embedding = Embedding(self.dtype, self.device)
+        self._slots[f"{name}.weight"] = _Slot((rows, cols), embedding.fill)
+        return embedding
+
+    def load(self, weights: Iterable[tuple[str, Weight]]) -> None:
         """Puts (name, tensor) pairs into place, converting to the table's dtype.
 
         Raises LoadError that names the tensors that are missing, unexpected, given twice or of a wrong shape.
@@ -94,6 +101,10 @@ class ParameterTable:
             raise LoadError(f"the checkpoint lacks {_enumerate(list(missing))}")
         if unexpected:
             raise LoadError(f"the checkpoint has weights the model doesn't know: {_enumerate(unexpected)}")
+
+
+def _copy(part: torch.Tensor, weight: Weight) -> None:
+    part.copy_(dense(weight))
 
 
 def _enumerate(names: Sequence[str]) -> str:

@@ -80,7 +80,7 @@ def test_nothing_is_allocated_before_a_layers_weights_have_come(quantization: st
 @pytest.mark.parametrize(
     ("quantization", "device", "says"),
     [
-        ("int3", "cpu", "quantization 'int3' is none of int8$"),
+        ("int3", "cpu", "quantization 'int3' is none of int8, gguf$"),
         ("int8", "cuda:1", "quantization 'int8' runs on CPUs; the device is 'cuda:1'$"),
     ],
 )

@@ -1,0 +1,180 @@
+// Products with weights in blocks (blocks.h), which are never inflated: what is read from memory are the file's own bits.
+//
+// A few rows are bound by memory. They are rounded to 15 bits, block by block, which leaves out nothing that a bfloat16
+// holds. A block's product is whole numbers and exact; blocks are added up in float32, in ascending order:
+//
+//     out += x_scale * scale * dot(x_q, q)  +  x_scale * sum(x_q) * min
+//
+// Many rows are bound by arithmetic. Where there are tiles, a strip is unpacked to bf16 in the cache, once for all
+// rows, and multiplied as if it had been dense. A row's bits depend on which way it goes, and on nothing else.
+#pragma once
+
+#include "blocks.h"
+#include "linear.h"
+
+namespace trunkline {
+
+// Rows [begin, begin + kRows) times one group, into sums of kOutputs a row.
+template <class Group, int kRows>
+inline void group_product(const Group& group, const Rows& x, int begin, int num_blocks, float* sums) {
+  using Reader = typename Group::Reader;
+  const Word* bytes = static_cast<const Word*>(x.data) + begin * x.stride;
+  const float* scales = x.scale + static_cast<ptrdiff_t>(begin) * 2 * num_blocks;
+  Vec total[kRows] = {};
+  for (int block = 0; block < num_blocks; ++block) {
+    Bits weight[kBlockWords];
+    Vec scale, min;
+    if (begin == 0) group.fetch_behind(block);
+    Reader::load(group.block(block), weight);
+    group.load_scales(block, scale, min);
+    for (int r = 0; r < kRows; ++r) {
+      const float* x_scale = scales + 2 * (static_cast<ptrdiff_t>(r) * num_blocks + block);
+      const Ints dot = dot_block<Reader::kWide>(weight, bytes + r * x.stride + 2 * block * kBlockWords);
+      total[r] = fma(__builtin_convertvector(dot, Vec), scale * splat(x_scale[0]), total[r]);
+      total[r] = fma(min, splat(x_scale[1]), total[r]);
+    }
+  }
+  for (int r = 0; r < kRows; ++r) store(sums + r * kOutputs, total[r]);
+}
+
+template <class Group, bool kGated, class Out>
+inline void few_rows_times_strip(const Linear& linear, const Rows& x, int strip, int begin, int end, Out* out) {
+  alignas(64) float sums[kStripRows * kOutputs];
+  const int num_blocks = linear.in_features / kBlock;
+  for (int row = begin; row < end; row += kStripRows) {
+    const int count = std::min(kStripRows, end - row);
+    const auto product = count == 1   ? group_product<Group, 1>
+                         : count == 2 ? group_product<Group, 2>
+                         : count == 3 ? group_product<Group, 3>
+                                      : group_product<Group, kStripRows>;
+    for (int col = 0; col < kOutputs; col += kWidth)
+      product(Group(linear.group(strip, col / kWidth), num_blocks), x, row, num_blocks, sums + col);
+    finish_rows<false, kGated>(linear, nullptr, strip * kOutputs, {sums, row, count}, 0, count, out);
+  }
+}
+
+#if defined(__AMX_BF16__)
+// The strip as a dense one of bf16.
+template <class Group>
+inline void unpack_strip(const Linear& linear, int strip, Word* to) {
+  const int num_blocks = linear.in_features / kBlock;
+  for (int col = 0; col < kOutputs; col += kWidth) {
+    const Group group(linear.group(strip, col / kWidth), num_blocks);
+    for (int block = 0; block < num_blocks; ++block) {
+      Vec scale, min;
+      group.fetch_behind(block);
+      group.load_scales(block, scale, min);
+      unpack_block<!Group::Reader::kWide>(group.block(block), scale, min, to + block * (kBlock / 2) * kOutputs + col,
+                                          kOutputs);
+    }
+  }
+}
+#endif
+
+template <class Group, bool kGated, class Out>
+inline void multiply_blocks(Team::Member& team, const Linear& linear, const Rows& x, Out* out) {
+  const int strips = linear.strips(), passes = (x.count + kCachedRows - 1) / kCachedRows;
+  // Neighbours go to the same thread: memory is read ahead.
+  constexpr int kRunBytes = 32768;
+  const int run = std::max(1, kRunBytes / (4 * linear.words));
+#if defined(__AMX_BF16__)
+  static thread_local Buffer unpacked;
+  if (!few_block_rows(x.count)) unpacked.reserve(2 * kOutputs * static_cast<size_t>(linear.in_features));
+#endif
+  team.share(strips * passes, run, [&](int item) {
+    const int strip = item % strips, begin = item / strips * kCachedRows, end = std::min(begin + kCachedRows, x.count);
+#if defined(__AMX_BF16__)
+    if (!few_block_rows(x.count)) {
+      unpack_strip<Group>(linear, strip, unpacked.data<Word>());
+      Linear dense = linear;
+      dense.words = linear.in_features / 2;
+      return multiply_strip<BestPairMath, kGated>(dense, unpacked.data<Word>(), x, strip, begin, end, out);
+    }
+#endif
+    few_rows_times_strip<Group, kGated>(linear, x, strip, begin, end, out);
+  });
+}
+
+// Calls body with a type of group, nullptr of it.
+template <class Body>
+inline void with_group(Weights kind, const Body& body) {
+  if (kind == Weights::kQ4_0) return body(static_cast<GroupQ4_0*>(nullptr));
+  if (kind == Weights::kQ4_1) return body(static_cast<GroupQ4_1*>(nullptr));
+  body(static_cast<GroupQ8_0*>(nullptr));
+}
+
+// out [x.count, linear.stored()] of float or T, which is the type of dense weights.
+template <class T, class Out>
+inline void multiply_any(Team::Member& team, const Linear& linear, const Rows& x, Out* out) {
+  if (linear.kind == Weights::kDense) return multiply<typename DenseMath<T>::Type>(team, linear, x, out);
+  if (linear.kind == Weights::kInt8) return multiply<BestByteMath>(team, linear, x, out);
+  with_group(linear.kind, [&](auto* group) {
+    using Group = std::remove_pointer_t<decltype(group)>;
+    const auto product = linear.gated ? multiply_blocks<Group, true, Out> : multiply_blocks<Group, false, Out>;
+    product(team, linear, x, out);
+  });
+}
+
+// One product on its own.
+struct LinearJob {
+  Linear linear;
+  const void* x;  // [rows, in_features], dense
+  void* out;      // [rows, stored()], dense, of x's type
+  Storage storage;
+  int32_t rows, num_threads;
+};
+
+inline void run(const LinearJob& job) {
+  static thread_local RoundedRows rounded;
+  const Linear& linear = job.linear;
+  rounded.reserve(job.rows, linear.in_features);
+  const RoundedRows& room = rounded;  // this thread's
+  with_storage(job.storage, [&](auto t) {
+    using T = decltype(t);
+    const T* const x = static_cast<const T*>(job.x);
+    Team::run(job.num_threads, [&](Team::Member& team) {
+      Registers registers;
+      if (room.takes<T>(linear, job.rows))
+        team.share(job.rows, 8, [&](int row) { room.take(linear, x, row, job.rows); });
+      multiply_any<T>(team, linear, room.input(linear, x, job.rows), static_cast<T*>(job.out));
+    });
+  });
+}
+
+// Rows of a weight in blocks, as they are: what an embedding looks up.
+struct BlockRows {
+  Linear linear;
+  const int64_t* rows;  // [count], each below the number of outputs
+  void* out;            // [count, in_features], dense
+  int32_t count;
+  Storage storage;
+};
+
+template <class Group, class T>
+inline void look_up(const Linear& linear, int64_t row, T* out) {
+  const int lane = static_cast<int>(row % kWidth), num_blocks = linear.in_features / kBlock;
+  const Group group(linear.group(static_cast<int>(row / kOutputs), static_cast<int>(row % kOutputs) / kWidth), num_blocks);
+  for (int block = 0; block < num_blocks; ++block) {
+    Bits words[kBlockWords];
+    Vec scale, min;
+    Group::Reader::load(group.block(block), words);
+    group.load_scales(block, scale, min);
+    float values[kBlock];
+    for (int k = 0; k < kBlock; ++k)
+      values[k] = static_cast<float>(words[k / 4][lane] >> (8 * (k % 4)) & 0xff) * scale[lane] + min[lane];
+    for (int k = 0; k < kBlock; k += kWidth) store(out + block * kBlock + k, load(values + k));
+  }
+}
+
+inline void run(const BlockRows& job) {
+  with_storage(job.storage, [&](auto t) {
+    using T = decltype(t);
+    with_group(job.linear.kind, [&](auto* group) {
+      for (int i = 0; i < job.count; ++i)
+        look_up<std::remove_pointer_t<decltype(group)>>(
+            job.linear, job.rows[i], static_cast<T*>(job.out) + static_cast<ptrdiff_t>(i) * job.linear.in_features);
+    });
+  });
+}
+
+}  // namespace trunkline
