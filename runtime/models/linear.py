@@ -10,6 +10,7 @@ from trunkline.attention.block_linear import BlockLinear
 from trunkline.attention.fused import silu_mul
 from trunkline.attention.int8_linear import int8_linear
 from trunkline.attention.packed_linear import NativeLinear, PackedLinear
+from trunkline.attention.structs import STORAGE
 from trunkline.errors import ConfigError
 
 from .block_weights import Weight, block_linear, dense
@@ -73,7 +74,7 @@ def linear_form(quantization: str | None, dtype: torch.dtype, device: torch.devi
         return _Unquantized(dtype, device)
     if quantization == "int8":
         return lambda parts, bias, gated: int8_linear(_whole(parts), bias, dtype, gated)
-    if dtype not in native.STORAGE:
+    if dtype not in STORAGE:
         raise ConfigError(f"quantization {quantization!r} computes in bfloat16 or float32, not in {dtype}")
     if reason := native.unavailable():
         raise ConfigError(f"quantization {quantization!r} cannot run: {reason}")
