@@ -120,7 +120,7 @@ class HostPool:
         host_pages, device_pages = _sorted_columns(pairs[:, 1], pairs[:, 0])
         gathered = self._streams.event()
         with self._streams.side():
-            pages = self.pool.data.index_select(2, to_device(device_pages, self.pool.device))
+            pages = self.pool.data.index_select(2, to_device(device_pages.astype(np.int64), self.pool.device))
             gathered.record()
             for layer in range(self.pool.config.num_layers):
                 for host, device in self._blocks(layer, host_pages, pages[:, layer]):
@@ -135,7 +135,7 @@ class HostPool:
         check_pairs(pairs, self.num_pages, self.pool.num_pages, torch.device("cpu"))
         host_pages, device_pages = _sorted_columns(pairs[:, 0], pairs[:, 1])
         with self._streams.side():
-            destinations = to_device(device_pages, self.pool.device)
+            destinations = to_device(device_pages.astype(np.int64), self.pool.device)
             pages = self.pool.data.new_empty(2, len(pairs), *self.pool.data.shape[3:])
             for layer in range(self.pool.config.num_layers):
                 for host, device in self._blocks(layer, host_pages, pages):
@@ -184,5 +184,5 @@ def check_pairs(
         raise PageCopyError(
             f"page {destinations[counts.argmax()]} is the destination of {counts.max()} copies"
         )
-    columns = to_device(pairs, device)
+    columns = to_device(pairs.astype(np.int64), device)
     return columns[:, 0], columns[:, 1]

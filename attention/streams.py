@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
-import numpy as np
 import numpy.typing as npt
 import torch
 
@@ -77,10 +76,13 @@ class _Past:
         pass
 
 
-def to_device(array: npt.NDArray[np.integer], device: torch.device) -> torch.Tensor:
-    """An int64 copy of an array of indices on the device, without a wait for what the device still has to do."""
-    indices = torch.from_numpy(array.astype(np.int64))
-    return indices.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else indices
+def to_device(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
+    """An array as a tensor; to a CUDA device it is copied on the current stream, and the host goes on.
+
+    The array may be overwritten afterwards, but for a CPU: there the tensor shares its memory.
+    """
+    tensor = torch.from_numpy(array)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def streams_of(device: torch.device) -> Streams:

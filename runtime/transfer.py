@@ -1,4 +1,4 @@
-"""Small tensors between host and device, without holding up those who launch what comes next."""
+"""Small tensors from a device to the host, without holding up those who launch what comes next."""
 
 from __future__ import annotations
 
@@ -7,16 +7,7 @@ from typing import Any
 import numpy.typing as npt
 import torch
 
-__all__ = ["HostCopy", "to_device"]
-
-
-def to_device(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
-    """An array as a tensor; to a CUDA device it is copied on the current stream, and the host goes on.
-
-    The array may be overwritten afterwards, but for a CPU: there the tensor shares its memory.
-    """
-    tensor = torch.from_numpy(array)
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+__all__ = ["HostCopy"]
 
 
 class HostCopy:

@@ -24,7 +24,7 @@ __all__ = ["serve"]
 KEYS_VARIABLE = "TRUNKLINE_API_KEYS"
 LOG_LEVELS = ("debug", "info", "warning", "error")
 # What a server assumes where its file says nothing: streams don't halt for long prompts, evicted pages are remembered.
-_DEFAULTS = {"radix": {"explain": True}, "scheduler": {"target_itl_ms": 300.0}}
+_DEFAULTS: dict[str, dict[str, Any]] = {"radix": {"explain": True}, "scheduler": {"target_itl_ms": 300.0}}
 
 Model = Annotated[
     str | None,

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from trunkline.attention import AttentionBackend, AttentionMetadata, HostPool, KVPool
+from trunkline.attention.streams import to_device
 from trunkline.runtime.models import CausalLM
 from trunkline.runtime.sampling import Grammars, Mask, Sampler, Sampling
-from trunkline.runtime.transfer import to_device
 from trunkline.scheduler import ScheduledRequest, SchedulePlan
 
 from .decode_graphs import DecodeGraphs

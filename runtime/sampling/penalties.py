@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from trunkline.runtime.transfer import to_device
+from trunkline.attention.streams import to_device
 
 from .params import SamplingParams
 

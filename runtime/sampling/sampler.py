@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from trunkline.runtime.transfer import HostCopy, to_device
+from trunkline.attention.streams import to_device
+from trunkline.runtime.transfer import HostCopy
 
 from .device_drawing import draw_on_device
 from .drawing import draw
