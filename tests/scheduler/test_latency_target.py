@@ -39,7 +39,13 @@ def test_one_hiccup_does_not_bend_the_model():
 
 def test_a_step_larger_than_any_before_is_believed_and_widens_no_margin():
     model = StepCostModel()
-    for seconds in (0.02, 0.005, 0.004, 0.004, 0.0041):  # the first step of a process takes longer than it should
+    for seconds in (
+        0.02,
+        0.005,
+        0.004,
+        0.004,
+        0.0041,
+    ):  # the first step of a process takes longer than it should
         model.observe(1, 20, seconds)
     before = model.deviation
     model.observe(1000, 500_000, machine(1000, 500_000))
