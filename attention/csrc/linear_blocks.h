@@ -54,20 +54,64 @@ inline void few_rows_times_strip(const Linear& linear, const Rows& x, int strip,
 }
 
 #if defined(__AMX_BF16__)
-// The strip as a dense one of bf16.
+// A strip whose blocks can be had as dense ones of bf16.
 template <class Group>
-inline void unpack_strip(const Linear& linear, int strip, Word* to) {
-  const int num_blocks = linear.in_features / kBlock;
-  for (int col = 0; col < kOutputs; col += kWidth) {
-    const Group group(linear.group(strip, col / kWidth), num_blocks);
-    for (int block = 0; block < num_blocks; ++block) {
+class UnpackedStrip {
+ public:
+  static constexpr int kSize = kBlock / 2 * kOutputs;  // words of a block
+
+  UnpackedStrip(const Linear& linear, int strip)
+      : num_blocks(linear.in_features / kBlock),
+        groups_{{linear.group(strip, 0), num_blocks}, {linear.group(strip, 1), num_blocks}} {}
+
+  void unpack(int block, Word* to) const {
+    for (int i = 0; i < 2; ++i) {
       Vec scale, min;
-      group.fetch_behind(block);
-      group.load_scales(block, scale, min);
-      unpack_block<!Group::Reader::kWide>(group.block(block), scale, min, to + block * (kBlock / 2) * kOutputs + col,
-                                          kOutputs);
+      groups_[i].fetch_behind(block);
+      groups_[i].load_scales(block, scale, min);
+      unpack_block<!Group::Reader::kWide>(groups_[i].block(block), scale, min, to + i * kWidth, kOutputs);
     }
   }
+
+  const int num_blocks;
+
+ private:
+  static_assert(kOutputs == 2 * kWidth);
+  Group groups_[2];
+};
+
+// One block of rows: what is unpacked is used once, and does not leave the level-1 cache. The next block is unpacked
+// while this one is multiplied.
+template <class Group, bool kTwoRows>
+inline void row_block_times_strip(const UnpackedStrip<Group>& strip, const Rows& x, int begin, float* sums) {
+  constexpr int kSlots = 4;
+  alignas(64) Word unpacked[kSlots][UnpackedStrip<Group>::kSize];
+  const Word* a = static_cast<const Word*>(x.data) + begin * x.stride;
+  SquareOfTiles<kTwoRows> tiles;
+  strip.unpack(0, unpacked[0]);
+  for (int block = 0; block < strip.num_blocks; ++block) {
+    if (block + 1 < strip.num_blocks) strip.unpack(block + 1, unpacked[(block + 1) % kSlots]);
+    tiles.add(a + block * kBlock / 2, x.stride, unpacked[block % kSlots], kOutputs);
+  }
+  tiles.store(sums, kOutputs);
+}
+
+template <class Group, bool kGated, class Out>
+inline void many_rows_times_strip(const Linear& linear, const Rows& x, int strip, int begin, int end, Word* unpacked,
+                                  Out* out) {
+  const UnpackedStrip<Group> blocks(linear, strip);
+  const int count = end - begin;
+  if (count <= kBlockRows) {
+    alignas(64) float sums[kBlockRows * kOutputs];
+    (count > kBlockRows / 2 ? row_block_times_strip<Group, true> : row_block_times_strip<Group, false>)(blocks, x, begin,
+                                                                                                   sums);
+    return finish_rows<false, kGated>(linear, nullptr, strip * kOutputs, {sums, begin, count}, 0, count, out);
+  }
+  for (int block = 0; block < blocks.num_blocks; ++block)
+    blocks.unpack(block, unpacked + block * UnpackedStrip<Group>::kSize);
+  Linear dense = linear;
+  dense.words = linear.in_features / 2;
+  multiply_strip<BestPairMath, kGated>(dense, unpacked, x, strip, begin, end, out);
 }
 #endif
 
@@ -84,12 +128,8 @@ inline void multiply_blocks(Team::Member& team, const Linear& linear, const Rows
   team.share(strips * passes, run, [&](int item) {
     const int strip = item % strips, begin = item / strips * kCachedRows, end = std::min(begin + kCachedRows, x.count);
 #if defined(__AMX_BF16__)
-    if (!few_block_rows(x.count)) {
-      unpack_strip<Group>(linear, strip, unpacked.data<Word>());
-      Linear dense = linear;
-      dense.words = linear.in_features / 2;
-      return multiply_strip<BestPairMath, kGated>(dense, unpacked.data<Word>(), x, strip, begin, end, out);
-    }
+    if (!few_block_rows(x.count))
+      return many_rows_times_strip<Group, kGated>(linear, x, strip, begin, end, unpacked.data<Word>(), out);
 #endif
     few_rows_times_strip<Group, kGated>(linear, x, strip, begin, end, out);
   });

@@ -101,6 +101,37 @@ inline void matmul_tiles(const Word* a, int a_stride, const Word* b, int b_strid
   if (kTwoRows && kTwoCols) _tile_stored(3, c_low + 16, c_bytes);
 }
 
+// The same square for factors that come piece by piece; of bf16.
+template <bool kTwoRows>
+class SquareOfTiles {
+ public:
+  SquareOfTiles() {
+    _tile_zero(0);
+    _tile_zero(1);
+    if (kTwoRows) _tile_zero(2);
+    if (kTwoRows) _tile_zero(3);
+  }
+  // Adds sixteen words of k.
+  void add(const Word* a, ptrdiff_t a_stride, const Word* b, ptrdiff_t b_stride) {
+    const size_t a_bytes = 4 * static_cast<size_t>(a_stride), b_bytes = 4 * static_cast<size_t>(b_stride);
+    _tile_loadd(4, a, a_bytes);
+    if (kTwoRows) _tile_loadd(5, a + 16 * a_stride, a_bytes);
+    _tile_loadd(6, b, b_bytes);
+    _tile_loadd(7, b + 16, b_bytes);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 4, 7);
+    if (kTwoRows) _tile_dpbf16ps(2, 5, 6);
+    if (kTwoRows) _tile_dpbf16ps(3, 5, 7);
+  }
+  void store(float* c, ptrdiff_t c_stride) const {
+    const size_t c_bytes = 4 * static_cast<size_t>(c_stride);
+    _tile_stored(0, c, c_bytes);
+    _tile_stored(1, c + 16, c_bytes);
+    if (kTwoRows) _tile_stored(2, c + 16 * c_stride, c_bytes);
+    if (kTwoRows) _tile_stored(3, c + 16 * c_stride + 16, c_bytes);
+  }
+};
+
 template <class Math>
 inline void matmul_by_tiles(const Word* a, int a_stride, const Panel& b, float* c, int c_stride, int rows, int cols,
                             int words) {
