@@ -12,14 +12,20 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
+from gguf.constants import GGMLQuantizationType
+from gguf.quants import quantize
 from torch.nn import functional as F
 
 from trunkline.attention import AttentionConfig, AttentionMetadata, KVPool, fused, make_backend, native
+from trunkline.attention.block_linear import BlockLinear
 from trunkline.attention.cpu import CpuBackend
+from trunkline.attention.int8_linear import Int8Linear
 from trunkline.attention.memory import advise_huge_pages
+from trunkline.attention.packed_linear import PackedLinear
 
 HEADS, KV_HEADS, HEAD_DIM, HIDDEN, INTERMEDIATE, LAYERS, PAGE = 9, 3, 64, 576, 1536, 8, 16
 DTYPE = torch.bfloat16
@@ -132,6 +138,34 @@ def pointwise(rows: int, rounds: int) -> dict[str, dict[str, float]]:
     }
 
 
+def linears(rows: int, rounds: int) -> dict[str, float]:
+    """Milliseconds of the largest linear layer in each form, for `rows` tokens; copies take turns, from memory."""
+    outputs, copies = 2 * INTERMEDIATE, 24
+    x, weight = torch.randn(rows, HIDDEN).to(DTYPE), torch.randn(outputs, HIDDEN).to(DTYPE)
+    forms: dict[str, Callable[[], Callable[[torch.Tensor], torch.Tensor]]] = {
+        "bf16": lambda: PackedLinear(weight),
+        "int8": lambda: Int8Linear(weight),
+    }
+    for kind in (GGMLQuantizationType.Q4_1, GGMLQuantizationType.Q8_0):
+        stored = torch.from_numpy(quantize(weight.float().numpy(), kind))
+        forms[kind.name] = partial(BlockLinear, kind.name, stored)
+    if hasattr(torch.ops.mkldnn, "_reorder_linear_weight"):
+        forms = {"oneDNN": lambda: one_dnn(weight), **forms}
+    layers = {name: [make() for _ in range(copies)] for name, make in forms.items()}
+
+    def all_copies(name: str) -> Callable[[], object]:
+        return lambda: [layer(x) for layer in layers[name]]
+
+    times = medians({name: all_copies(name) for name in layers}, rounds, 1)
+    return {name: value / copies for name, value in times.items()}
+
+
+def one_dnn(weight: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+    """torch's product with a packed weight."""
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight, 16)
+    return lambda x: torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
+
+
 def main() -> None:
     """Prints the tables."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
@@ -158,6 +192,9 @@ def main() -> None:
         for rows in (1, 16, 512):
             for what, times in pointwise(rows, rounds).items():
                 print(f"\n{what}: torch {times['torch'] * 1e3:.1f} µs, native {times['native'] * 1e3:.1f} µs")
+        for rows in (1, 16, 512):
+            found = ", ".join(f"{name} {time * 1e3:.0f} µs" for name, time in linears(rows, rounds).items())
+            print(f"\ngate_up, {rows} rows: {found}")
 
 
 if __name__ == "__main__":
