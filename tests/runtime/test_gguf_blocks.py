@@ -11,6 +11,7 @@ import torch
 from tests.attention.native_levels import LEVELS, needs_native
 from tests.runtime.engines import DATA, make_engine, token_lists
 from tests.runtime.loading_factories import write_folder
+from tests.runtime.paged_driver import PagedDriver
 from trunkline.attention import native
 from trunkline.errors import ConfigError
 from trunkline.runtime.engine import Engine
@@ -130,6 +131,17 @@ def teacher_forced_agreement(
             places += 1
     print(f"{agreeing} of {places} tokens agree")
     return agreeing / places
+
+
+def test_the_native_pass_gives_what_the_layers_give_one_by_one() -> None:
+    [question] = prompts(1)
+    native_pass, by_layers = (
+        torch.cat(PagedDriver(in_blocks().model, backend).greedy([question[:40]], 1, budget=5)[0].logits)
+        for backend in ("cpu", "torch")
+    )
+    difference = (native_pass - by_layers).abs().max()
+    print(f"largest difference {difference:.2e} of logits up to {by_layers.abs().max():.1f}")
+    assert difference < 1e-2
 
 
 def test_a_model_that_is_no_gguf_file_is_refused_in_one_line(tmp_path: Path) -> None:
