@@ -223,7 +223,7 @@ def main() -> None:
         "--config", type=FilePath, help="YAML with engine settings, such as quantization: int8"
     )
     parser.add_argument(
-        "--steps", type=int, default=Sizes.steps, help="of each kind, with and without wrappers"
+        "--steps", type=int, default=Sizes().steps, help="of each kind, with and without wrappers"
     )
     parser.add_argument("--flame", type=FilePath, help="folder for one SVG file a kind of step")
     options = parser.parse_args()
