@@ -14,6 +14,8 @@
 
 namespace trunkline {
 
+constexpr int kGroupRows = 4;  // rows that are multiplied with a group together
+
 // Rows [begin, begin + kRows) times one group, into sums of kOutputs a row.
 template <class Group, int kRows>
 inline void group_product(const Group& group, const Rows& x, int begin, int num_blocks, float* sums) {
@@ -39,14 +41,14 @@ inline void group_product(const Group& group, const Rows& x, int begin, int num_
 
 template <class Group, bool kGated, class Out>
 inline void few_rows_times_strip(const Linear& linear, const Rows& x, int strip, int begin, int end, Out* out) {
-  alignas(64) float sums[kStripRows * kOutputs];
+  alignas(64) float sums[kGroupRows * kOutputs];
   const int num_blocks = linear.in_features / kBlock;
-  for (int row = begin; row < end; row += kStripRows) {
-    const int count = std::min(kStripRows, end - row);
+  for (int row = begin; row < end; row += kGroupRows) {
+    const int count = std::min(kGroupRows, end - row);
     const auto product = count == 1   ? group_product<Group, 1>
                          : count == 2 ? group_product<Group, 2>
                          : count == 3 ? group_product<Group, 3>
-                                      : group_product<Group, kStripRows>;
+                                      : group_product<Group, kGroupRows>;
     for (int col = 0; col < kOutputs; col += kWidth)
       product(Group(linear.group(strip, col / kWidth), num_blocks), x, row, num_blocks, sums + col);
     finish_rows<false, kGated>(linear, nullptr, strip * kOutputs, {sums, row, count}, 0, count, out);

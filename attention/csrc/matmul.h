@@ -10,15 +10,19 @@
 // there are: the number of queries computed together never shows in a result.
 #pragma once
 
+#include <array>
+#include <utility>
+
 #include "simd.h"
 
 namespace trunkline {
 
 using Word = uint32_t;
 
-constexpr int kStripVecs = kWidth == 16 ? 4 : 2;  // 4 x 4 of 32 registers hold C, or 4 x 2 of 16
+constexpr int kStripVecs = kWidth == 16 ? 4 : 2;
 constexpr int kStrip = kStripVecs * kWidth;
-constexpr int kStripRows = 4;
+constexpr int kSums = kWidth == 16 ? 16 : 12;  // vectors of sums at a time: they hide a multiply-add's latency
+constexpr int rows_of_block(int vecs) { return vecs < kSums ? kSums / vecs : 1; }
 constexpr int kMaxHeadDim = 512;
 
 constexpr int round_up(int x, int multiple) { return (x + multiple - 1) / multiple * multiple; }
@@ -52,30 +56,38 @@ template <class Math, int kRows, int kVecs>
 inline void matmul_block(const Word* a, int a_stride, const Word* b, int b_stride, float* c, int c_stride, int words) {
   Vec sum[kRows][kVecs] = {};
   for (int k = 0; k < words; ++k) {
-    Bits row[kVecs];
-    for (int v = 0; v < kVecs; ++v) memcpy(&row[v], b + static_cast<ptrdiff_t>(k) * b_stride + v * kWidth, sizeof(Bits));
-    for (int r = 0; r < kRows; ++r)
-      for (int v = 0; v < kVecs; ++v)
-        sum[r][v] = Math::accumulate(sum[r][v], a[static_cast<ptrdiff_t>(r) * a_stride + k], row[v]);
+#pragma GCC unroll 8
+    for (int v = 0; v < kVecs; ++v) {
+      Bits col;
+      memcpy(&col, b + static_cast<ptrdiff_t>(k) * b_stride + v * kWidth, sizeof(Bits));
+#pragma GCC unroll 16
+      for (int r = 0; r < kRows; ++r)
+        sum[r][v] = Math::accumulate(sum[r][v], a[static_cast<ptrdiff_t>(r) * a_stride + k], col);
+    }
   }
+#pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 8
     for (int v = 0; v < kVecs; ++v) store(c + static_cast<ptrdiff_t>(r) * c_stride + v * kWidth, sum[r][v]);
+}
+
+// matmul_block for one row, two rows and so on.
+template <class Math, int kVecs, int... kLess>
+constexpr auto matmul_blocks(std::integer_sequence<int, kLess...>) {
+  return std::array{&matmul_block<Math, kLess + 1, kVecs>...};
 }
 
 template <class Math, int kVecs>
 inline void matmul_strip(const Word* a, int a_stride, const Word* b, int b_stride, float* c, int c_stride, int rows,
                          int words) {
-  int r = 0;
-  for (; r + kStripRows <= rows; r += kStripRows)
-    matmul_block<Math, kStripRows, kVecs>(a + static_cast<ptrdiff_t>(r) * a_stride, a_stride, b, b_stride,
-                                          c + static_cast<ptrdiff_t>(r) * c_stride, c_stride, words);
-  a += static_cast<ptrdiff_t>(r) * a_stride;
-  c += static_cast<ptrdiff_t>(r) * c_stride;
-  switch (rows - r) {
-    case 1: return matmul_block<Math, 1, kVecs>(a, a_stride, b, b_stride, c, c_stride, words);
-    case 2: return matmul_block<Math, 2, kVecs>(a, a_stride, b, b_stride, c, c_stride, words);
-    case 3: return matmul_block<Math, 3, kVecs>(a, a_stride, b, b_stride, c, c_stride, words);
-    default: return;
+  constexpr int kMost = rows_of_block(kVecs);
+  constexpr auto block = matmul_blocks<Math, kVecs>(std::make_integer_sequence<int, kMost>());
+  for (int left = (rows + kMost - 1) / kMost; left > 0; --left) {
+    const int count = (rows + left - 1) / left;
+    block[static_cast<size_t>(count - 1)](a, a_stride, b, b_stride, c, c_stride, words);
+    a += static_cast<ptrdiff_t>(count) * a_stride;
+    c += static_cast<ptrdiff_t>(count) * c_stride;
+    rows -= count;
   }
 }
 
