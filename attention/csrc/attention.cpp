@@ -12,7 +12,7 @@
 
 #include <algorithm>
 
-#include "few_rows.h"
+#include "few_rows_tiles.h"
 #include "pack.h"
 
 namespace trunkline {
@@ -54,10 +54,8 @@ class Worker {
   void rows_of_tile(const Block& block, int first_row, int num_rows, int tile);
   void weigh(const Block& block, int first_row, int num_rows, int tile, int keys);
   int last_key(const Block& block, int first_row, int num_rows, int tile) const;
-#if defined(__AMX_BF16__)
-  // The same as pack and rows_of_tile for one sixteen of rows.
-  void few_rows_of_tile(const Block& block, int head, int rows, const Tile& tile, const Tile& next);
-#endif
+  // The same as pack and rows_of_tile where there are few rows; false if they are too many.
+  bool few_rows_of_tile(const Block& block, int head, int rows, const Tile& tile, const Tile& next);
   void merge_rows(int first_row, int num_rows);
 
   const PagedAttention& a_;
@@ -181,21 +179,35 @@ void Worker<Math, T>::rows_of_tile(const Block& block, int first_row, int num_ro
                num_rows, value_cols_, keys / Math::kPerWord);
 }
 
-#if defined(__AMX_BF16__)
 template <class Math, class T>
-void Worker<Math, T>::few_rows_of_tile(const Block& block, int head, int rows, const Tile& tile, const Tile& next) {
-  const int keys = last_key(block, 0, rows, block.first_tile);
+bool Worker<Math, T>::few_rows_of_tile(const Block& block, int head, int rows, const Tile& tile, const Tile& next) {
   const int heads = a_.shape_.num_kv_heads;
   const auto view = [&](const void* pool) {
     const T* base = static_cast<const T*>(pool);
     return TileRows<T>{base + head * layer_.kv_head_stride, tile.offsets, tile.valid,
                        Ahead<T>::share(base, next.offsets, next.valid, head_dim_ * heads, head, heads)};
   };
-  few_scores(view(layer_.k), layer_.slot_stride, queries_, words_, rows, scores_);
-  weigh(block, 0, rows, block.first_tile, keys);
-  few_values(view(layer_.v), weights_, keys, rows, head_dim_, values_.data, tile_out_, value_cols_);
-}
+  const TileRows<T> k = view(layer_.k), v = view(layer_.v);
+  const int keys = last_key(block, 0, rows, block.first_tile);
+#if defined(__AMX_BF16__)
+  if constexpr (kHasTiles<Math>) {
+    if (!fits_tiles(rows, head_dim_, a_.shape_.page_size)) return false;
+    few_scores_by_tiles(k, layer_.slot_stride, queries_, words_, rows, scores_);
+    weigh(block, 0, rows, block.first_tile, keys);
+    few_values_by_tiles(v, weights_, keys, rows, head_dim_, values_.data, tile_out_, value_cols_);
+    return true;
+  }
 #endif
+  if (!takes_few_rows(rows, head_dim_, a_.shape_.page_size)) return false;
+  constexpr auto counts = std::make_integer_sequence<int, kFewRows>();
+  constexpr auto few_scores = all_few_scores<Math, T>(counts);
+  constexpr auto few_values = all_few_values<Math, T>(counts);
+  const auto index = static_cast<size_t>(rows - 1);
+  few_scores[index](k, layer_.slot_stride, queries_, words_, scores_);
+  weigh(block, 0, rows, block.first_tile, keys);
+  few_values[index](v, reinterpret_cast<const Word*>(weights_), keys, head_dim_, tile_out_, value_cols_);
+  return true;
+}
 
 template <class Math, class T>
 void Worker<Math, T>::merge_rows(int first_row, int num_rows) {
@@ -254,15 +266,10 @@ void Worker<Math, T>::partial(const Block& block, const Block* next) {
   if (next != nullptr) locate(*next, next->first_tile, tiles_[1]);
   for (int head = 0; head < a_.shape_.num_kv_heads; ++head) {
     load_queries(block, head);
-#if defined(__AMX_BF16__)
-    if constexpr (kHasTiles<Math>) {
-      if (takes_few_rows(rows, head_dim_, a_.shape_.page_size)) {
-        few_rows_of_tile(block, head, rows, tiles_[0], tiles_[1]);
-        save_partial(block, head, 0, rows);
-        continue;
-      }
+    if (few_rows_of_tile(block, head, rows, tiles_[0], tiles_[1])) {
+      save_partial(block, head, 0, rows);
+      continue;
     }
-#endif
     pack(tiles_[0], head, tiles_[1], false);
     for (int row = 0; row < rows; row += kRowStep) {
       const int count = std::min(kRowStep, rows - row);

@@ -1,157 +1,132 @@
-// A tile of keys and values for up to sixteen query rows, as decode has it: with AMX, and without packing keys.
+// A tile of keys and values for a few query rows, as decode has it, without packing them.
 //
-// Packing pays where many rows use what was packed. Here the keys of a page are the rows of a tile register as they
-// lie in memory, and the queries are the other factor:
-//
-//     scores [16 keys x 16 rows] = keys [16 x head_dim] * queries^T [head_dim x 16]
-//
-// Sums run along head_dim in the same order as in matmul.h, and are the same bits.
+// Packing pays where many rows use what was packed. Here squares of keys are transposed in registers and used at once,
+// and values are used as they come from memory. Sums run in the same order as in matmul.h, and are the same bits.
 #pragma once
 
 #include "pack.h"
 
-#if defined(__AMX_BF16__)
-
 namespace trunkline {
 
-constexpr int kFewRows = 16;
-constexpr int kFewMaxDim = 256;
+constexpr int kFewRows = kWidth / 2;  // their sums and a square of keys fill the registers
 
 inline bool takes_few_rows(int rows, int head_dim, int page_size) {
-  return rows <= kFewRows && page_size % 16 == 0 && head_dim % 64 == 0 && head_dim <= kFewMaxDim;
+  return rows <= kFewRows && page_size % kWidth == 0 && head_dim % (2 * kWidth) == 0;
 }
 
-// queries [rows, words] -> [words, 16 rows]. Surplus rows are zero.
-inline void turn_queries(const Word* queries, int words, int rows, Word (*turned)[kFewRows]) {
-  for (int word = 0; word < words; word += 16) {
-    Bits square[16] = {};
-    for (int row = 0; row < rows; ++row) memcpy(&square[row], queries + row * words + word, sizeof(Bits));
-    transpose(square);
-    for (int i = 0; i < 16; ++i) memcpy(turned[word + i], &square[i], sizeof(Bits));
-  }
-}
-
-// Four vectors of 4 keys x 4 rows -> a vector of 16 keys for each row.
-inline void turn_quarters(Vec (&v)[4]) {
-  const Vec a = __builtin_shufflevector(v[0], v[1], 0, 4, 8, 12, 16, 20, 24, 28, 1, 5, 9, 13, 17, 21, 25, 29);
-  const Vec b = __builtin_shufflevector(v[2], v[3], 0, 4, 8, 12, 16, 20, 24, 28, 1, 5, 9, 13, 17, 21, 25, 29);
-  const Vec c = __builtin_shufflevector(v[0], v[1], 2, 6, 10, 14, 18, 22, 26, 30, 3, 7, 11, 15, 19, 23, 27, 31);
-  const Vec d = __builtin_shufflevector(v[2], v[3], 2, 6, 10, 14, 18, 22, 26, 30, 3, 7, 11, 15, 19, 23, 27, 31);
-  v[0] = __builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23);
-  v[1] = __builtin_shufflevector(a, b, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
-  v[2] = __builtin_shufflevector(c, d, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23);
-  v[3] = __builtin_shufflevector(c, d, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
-}
-
-// scores [row][kTile] of a tile's keys; queries [rows, words] in pairs along head_dim. What lies behind the last key is
-// hidden later, whatever it is.
-template <class T>
-inline void few_scores(const TileRows<T>& keys, int64_t slot_stride, const Word* queries, int words, int rows,
-                       float* scores) {
-  alignas(64) Word turned[kFewMaxDim / 2][kFewRows];
-  turn_queries(queries, words, rows, turned);
-  // Where there are four rows or less, the surplus columns of a key are overwritten by the next one.
-  alignas(64) float found[kTile * kFewRows];
-  const int kept = rows <= 4 ? 4 : kFewRows, groups = (keys.valid + 15) / 16;
-  const auto stride = static_cast<size_t>(slot_stride) * sizeof(T), found_stride = sizeof(float) * static_cast<size_t>(kept);
-  const auto group_at = [&](int group) { return keys.row(std::min(group, groups - 1) * 16); };
-  for (int group = 0; group < groups; group += 4) {
-    const T* const at[] = {group_at(group), group_at(group + 1), group_at(group + 2), group_at(group + 3)};
-    keys.ahead.fetch(group / 4, (groups + 3) / 4);
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-    for (int word = 0; word < words; word += 16) {
-      _tile_loadd(7, turned[word], sizeof(turned[0]));
-      _tile_loadd(4, at[0] + word * 2, stride);
-      _tile_dpbf16ps(0, 4, 7);
-      _tile_loadd(5, at[1] + word * 2, stride);
-      _tile_dpbf16ps(1, 5, 7);
-      _tile_loadd(6, at[2] + word * 2, stride);
-      _tile_dpbf16ps(2, 6, 7);
-      _tile_loadd(4, at[3] + word * 2, stride);
-      _tile_dpbf16ps(3, 4, 7);
-    }
-    float* const to = found + group * 16 * kept;
-    _tile_stored(0, to, found_stride);
-    _tile_stored(1, to + 16 * kept, found_stride);
-    _tile_stored(2, to + 32 * kept, found_stride);
-    _tile_stored(3, to + 48 * kept, found_stride);
-  }
-  for (int group = 0; group < groups; ++group) {
-    const float* const from = found + group * 16 * kept;
-    float* const to = scores + group * 16;
-    if (rows <= 4) {
-      Vec square[] = {load(from), load(from + 16), load(from + 32), load(from + 48)};
-      turn_quarters(square);
-      for (int row = 0; row < rows; ++row) store(to + row * kTile, square[row]);
-    } else {
-      Bits square[16];
-      for (int i = 0; i < 16; ++i) square[i] = bit_cast<Bits>(load(from + i * kFewRows));
-      transpose(square);
-      for (int row = 0; row < rows; ++row) store(to + row * kTile, bit_cast<Vec>(square[row]));
-    }
-  }
-}
-
-// Two rows of 64 values as pairs. The pairs of each 32 come in the order 0-3, 8-11, 16-19, 24-27, then the others: that
-// takes one instruction a vector, and `restore_order` is needed only once.
-inline void pair_values(const bf16* low, const bf16* high, Word* pairs) {
-  for (int half = 0; half < 2; ++half) {
-    __m512i a, b;
-    memcpy(&a, low + 32 * half, sizeof(a));
-    memcpy(&b, high + 32 * half, sizeof(b));
-    const __m512i words[] = {_mm512_unpacklo_epi16(a, b), _mm512_unpackhi_epi16(a, b)};
-    memcpy(pairs + 32 * half, words, sizeof(words));
-  }
-}
-
-inline void restore_order(float* cols) {
-  const Vec a = load(cols), b = load(cols + 16);
-  store(cols, __builtin_shufflevector(a, b, 0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23));
-  store(cols + 16, __builtin_shufflevector(a, b, 8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31));
-}
-
-// out [rows, out_stride] = weights [row][kTile] * values of the first `keys` keys (a multiple of 32). `pairs` has room
-// for 16 x 64 words, out for 16 rows.
-template <class T>
-inline void few_values(const TileRows<T>& values, const bf16* weights, int keys, int rows, int head_dim, Word* pairs,
-                       float* out, int out_stride) {
-  static const T zeros[kFewMaxDim] = {};
-  const auto stride = static_cast<size_t>(out_stride) * sizeof(float);
-  for (int col = 0; col < head_dim; col += 64) {
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-    for (int key = 0; key < keys; key += 32) {
-      if (col == 0) values.ahead.fetch(key / 32, keys / 32);
-      const int whole = std::min(values.valid - key, 32) / 2;
-      for (int pair = 0; pair < 16; ++pair) {
-        const int token = key + 2 * pair;
-        const T* low = pair < whole || token < values.valid ? values.row(token) : zeros;
-        pair_values(low + col, (pair < whole ? values.row(token + 1) : zeros) + col, pairs + pair * 64);
+// scores [row][kTile] of a tile's keys; queries [rows, words]. What lies behind the last key is hidden later, whatever
+// it is. Two vectors of keys take turns: a sum waits for the one before it.
+template <class Math, class T, int kRows>
+inline void few_scores(const TileRows<T>& keys, int64_t slot_stride, const Word* queries, int words, float* scores) {
+  constexpr int kGroups = 2, kCount = kColumns<Math, T>;
+  const int last = keys.valid - 1, steps = last / (kGroups * kWidth) + 1;
+  Ahead<T> ahead = keys.ahead;
+  const int rows_ahead = ahead.per_step(steps * words / kCount);
+  for (int step = 0; step < steps; ++step) {
+    const int token = step * kGroups * kWidth;
+    const T* const first[] = {keys.row(token), keys.row(std::min(token + kWidth, last / kWidth * kWidth))};
+    Vec sum[kGroups][kRows] = {};
+    for (int word = 0; word < words; word += kCount) {
+      ahead.fetch(rows_ahead);
+#pragma GCC unroll 2
+      for (int group = 0; group < kGroups; ++group) {
+        Bits columns[kCount];
+        load_columns<Math, T>([&](int i) { return first[group] + i * slot_stride + word * Math::kPerWord; }, columns);
+#pragma GCC unroll 8
+        for (int i = 0; i < kCount; ++i)
+#pragma GCC unroll 8
+          for (int r = 0; r < kRows; ++r)
+            sum[group][r] = Math::accumulate(sum[group][r], queries[static_cast<ptrdiff_t>(r) * words + word + i], columns[i]);
       }
-      _tile_loadd(4, weights + key, kTile * sizeof(bf16));
-      _tile_loadd(5, pairs, 256);
-      _tile_dpbf16ps(0, 4, 5);
-      _tile_loadd(6, pairs + 16, 256);
-      _tile_dpbf16ps(1, 4, 6);
-      _tile_loadd(7, pairs + 32, 256);
-      _tile_dpbf16ps(2, 4, 7);
-      _tile_loadd(5, pairs + 48, 256);
-      _tile_dpbf16ps(3, 4, 5);
     }
-    _tile_stored(0, out + col, stride);
-    _tile_stored(1, out + col + 16, stride);
-    _tile_stored(2, out + col + 32, stride);
-    _tile_stored(3, out + col + 48, stride);
-    for (int row = 0; row < rows; ++row)
-      for (int half = 0; half < 64; half += 32) restore_order(out + row * out_stride + col + half);
+#pragma GCC unroll 2
+    for (int group = 0; group < kGroups; ++group)
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) store(scores + r * kTile + token + group * kWidth, sum[group][r]);
   }
+}
+
+// Two vectors of words of the values in `rows`, from column `col` on. Pairs of bf16 come in the order 0-3, 8-11, 16-19,
+// 24-27, then the others: that takes one instruction a vector, and the order is restored when sums are stored.
+template <class Math, class T>
+inline void value_pair(const T* const (&rows)[2], int col, Bits (&words)[2]) {
+#if defined(__AVX512BF16__)
+  if constexpr (Math::kPerWord == 2) {
+    __m512i low, high;
+    memcpy(&low, rows[0] + col, sizeof(low));
+    memcpy(&high, rows[1] + col, sizeof(high));
+    words[0] = Bits(_mm512_unpacklo_epi16(low, high));
+    words[1] = Bits(_mm512_unpackhi_epi16(low, high));
+    return;
+  }
+#endif
+  words[0] = value_words<Math>(rows, col);
+  words[1] = value_words<Math>(rows, col + kWidth);
+}
+
+template <class Math>
+inline void store_value_pair(float* out, Vec a, Vec b) {
+#if defined(__AVX512BF16__)
+  if constexpr (Math::kPerWord == 2) {
+    const Vec first = __builtin_shufflevector(a, b, 0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+    b = __builtin_shufflevector(a, b, 8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
+    a = first;
+  }
+#endif
+  store(out, a);
+  store(out + kWidth, b);
+}
+
+// out [rows, out_stride], columns [col, col + 2 * kPairs * kWidth) = weights [row][kTile] * values of the first `keys`
+// keys, a multiple of kWidth.
+template <class Math, class T, int kRows, int kPairs>
+inline void few_value_cols(const TileRows<T>& values, Ahead<T>& ahead, const Word* weights, int keys, int col, float* out,
+                           int out_stride) {
+  static const T zeros[kMaxHeadDim] = {};
+  const int rows_ahead = ahead.per_step(keys / Math::kPerWord);
+  Vec sum[kRows][kPairs][2] = {};
+  for (int token = 0; token < keys; token += Math::kPerWord) {
+    ahead.fetch(rows_ahead);
+    const T* rows[2];
+    for (int i = 0; i < Math::kPerWord; ++i) rows[i] = token + i < values.valid ? values.row(token + i) : zeros;
+#pragma GCC unroll 2
+    for (int pair = 0; pair < kPairs; ++pair) {
+      Bits words[2];
+      value_pair<Math>(rows, col + 2 * pair * kWidth, words);
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) {
+        const Word weight = weights[(r * kTile + token) / Math::kPerWord];
+        sum[r][pair][0] = Math::accumulate(sum[r][pair][0], weight, words[0]);
+        sum[r][pair][1] = Math::accumulate(sum[r][pair][1], weight, words[1]);
+      }
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 2
+    for (int pair = 0; pair < kPairs; ++pair)
+      store_value_pair<Math>(out + r * out_stride + col + 2 * pair * kWidth, sum[r][pair][0], sum[r][pair][1]);
+}
+
+template <class Math, class T, int kRows>
+inline void few_values(const TileRows<T>& values, const Word* weights, int keys, int head_dim, float* out, int out_stride) {
+  Ahead<T> ahead = values.ahead;
+  int col = 0;
+  if constexpr (4 * kRows <= kSums)
+    for (; col + 4 * kWidth <= head_dim; col += 4 * kWidth)
+      few_value_cols<Math, T, kRows, 2>(values, ahead, weights, keys, col, out, out_stride);
+  for (; col < head_dim; col += 2 * kWidth)
+    few_value_cols<Math, T, kRows, 1>(values, ahead, weights, keys, col, out, out_stride);
+}
+
+// Both for one row, two rows and so on.
+template <class Math, class T, int... kLess>
+constexpr auto all_few_scores(std::integer_sequence<int, kLess...>) {
+  return std::array{&few_scores<Math, T, kLess + 1>...};
+}
+template <class Math, class T, int... kLess>
+constexpr auto all_few_values(std::integer_sequence<int, kLess...>) {
+  return std::array{&few_values<Math, T, kLess + 1>...};
 }
 
 }  // namespace trunkline
-
-#endif

@@ -1,13 +1,14 @@
 // Brings a tile of paged keys or values into the panels of matmul.h.
 //
-//     keys     [tokens x head_dim]  ->  panel [head_dim words x tokens]: squares of kWidth x kWidth words are
-//                                       transposed in registers
+//     keys     [tokens x head_dim]  ->  panel [head_dim words x tokens]: transposed in registers
 //     values   [tokens x head_dim]  ->  panel [token words x head_dim]: as they are, or for bf16 two tokens
 //                                       interleaved to a row of words
 //
 // Tokens from `valid` on are zero, whatever the pages hold there: zero weight times NaN would be NaN.
 // While one tile is packed, the rows of the next one are fetched.
 #pragma once
+
+#include <algorithm>
 
 #include "matmul_bf16.h"
 
@@ -20,16 +21,16 @@ struct Ahead {
   const T* base;
   const int64_t* offsets;
   int row_size;
-  int first, last;
+  int next, last;
 
   static Ahead share(const T* base, const int64_t* offsets, int valid, int row_size, int share, int num_shares) {
     return {base, offsets, row_size, valid * share / num_shares, valid * (share + 1) / num_shares};
   }
 
-  // Step `step` of `steps`: between two steps there is work, so that memory is never asked for all at once.
-  void fetch(int step, int steps) const {
-    const int count = last - first, end = first + count * (step + 1) / steps;
-    for (int i = first + count * step / steps; i < end; ++i) prefetch(base + offsets[i], row_size);
+  // Rows to fetch in each of so many steps: memory takes few wishes at a time.
+  int per_step(int steps) const { return (last - next + steps - 1) / steps; }
+  void fetch(int count) {
+    for (const int stop = std::min(next + count, last); next < stop; ++next) prefetch(base + offsets[next], row_size);
   }
 };
 
@@ -62,31 +63,51 @@ inline Bits load_words(const T* row, int first, int head_dim) {
   return load_all_words<Math>(part);
 }
 
+// Words that 16 bytes of a row become.
+template <class Math, class T>
+constexpr int kColumns = 16 / static_cast<int>(sizeof(T)) / Math::kPerWord;
+
+// The words that 16 bytes of kWidth rows become; out[i] holds word i of each.
+template <class Math, class T, class Row>
+inline void load_columns(const Row& row, Bits (&out)[kColumns<Math, T>]) {
+  Bits lanes[4];
+  load_transposed(row, lanes);
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    if constexpr (kColumns<Math, T> == 4) {
+      out[i] = lanes[i];
+    } else {
+      out[2 * i] = lanes[i] << 16;
+      out[2 * i + 1] = lanes[i] & 0xffff0000;
+    }
+  }
+}
+
 template <class Math, class T>
 inline void pack_keys(const TileRows<T>& keys, int head_dim, int tokens, const Panel& panel) {
-  const int words = panel.words, whole_words = head_dim / Math::kPerWord;
+  constexpr int kCount = kColumns<Math, T>, kElements = kCount * Math::kPerWord;
+  const int words = panel.words;
+  Ahead<T> ahead = keys.ahead;
+  const int rows_ahead = ahead.per_step(tokens / kWidth * ((words + kCount - 1) / kCount));
   for (int token = 0; token < tokens; token += kWidth) {
-    Word* const column = panel.at(0, token);
+    Word* to = panel.at(0, token);
     const int stride = panel.strip_cols(token);
-    keys.ahead.fetch(token / kWidth, tokens / kWidth);
-    for (int word = 0; word < words; word += kWidth) {
-      Bits square[kWidth];
-      if (token + kWidth <= keys.valid && word + kWidth <= whole_words) {
-#pragma GCC unroll 16
-        for (int i = 0; i < kWidth; ++i)
-          square[i] = load_all_words<Math>(keys.row(token + i) + word * Math::kPerWord);
+    for (int word = 0; word < words; word += kCount) {
+      const int first = word * Math::kPerWord;
+      ahead.fetch(rows_ahead);
+      Bits columns[kCount];
+      if (token + kWidth <= keys.valid && first + kElements <= head_dim) {
+        load_columns<Math, T>([&](int i) { return keys.row(token + i) + first; }, columns);
       } else {
-        for (int i = 0; i < kWidth; ++i)
-          square[i] = token + i < keys.valid ? load_words<Math>(keys.row(token + i), word, head_dim) : Bits{};
+        T rows[kWidth][kElements] = {};
+        const int count = std::clamp(head_dim - first, 0, kElements);
+        for (int i = 0; token + i < std::min(token + kWidth, keys.valid); ++i)
+          memcpy(rows[i], keys.row(token + i) + first, sizeof(T) * static_cast<size_t>(count));
+        load_columns<Math, T>([&](int i) { return rows[i]; }, columns);
       }
-      transpose(square);
-      Word* const to = column + static_cast<ptrdiff_t>(word) * stride;
-      if (word + kWidth <= words) {
-#pragma GCC unroll 16
-        for (int i = 0; i < kWidth; ++i) memcpy(to + i * stride, &square[i], sizeof(Bits));
-      } else {
-        for (int i = 0; word + i < words; ++i) memcpy(to + i * stride, &square[i], sizeof(Bits));
-      }
+#pragma GCC unroll 8
+      for (int i = 0; i < kCount; ++i, to += stride)
+        if (word + i < words) memcpy(to, &columns[i], sizeof(Bits));
     }
   }
 }
@@ -104,8 +125,10 @@ template <class Math, class T>
 inline void pack_values(const TileRows<T>& values, int head_dim, int tokens, const Panel& panel) {
   static const T zeros[kMaxHeadDim + kWidth] = {};
   const int cols = panel.cols;
+  Ahead<T> ahead = values.ahead;
+  const int rows_ahead = ahead.per_step(tokens / Math::kPerWord);
   for (int token = 0; token < tokens; token += Math::kPerWord) {
-    if (token % kWidth == 0) values.ahead.fetch(token / kWidth, tokens / kWidth);
+    ahead.fetch(rows_ahead);
     const T* rows[2];
     T parts[2][kWidth] = {};
     const T* part_rows[2];

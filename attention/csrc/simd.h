@@ -204,6 +204,45 @@ inline void prefetch(const T* p, int count) {
   const char* first = reinterpret_cast<const char*>(p);
   for (ptrdiff_t line = 0; line < static_cast<ptrdiff_t>(sizeof(T)) * count; line += 64)
     __builtin_prefetch(first + line, 0, 2);
+  asm volatile("");  // GCC leaves out calls of functions that do nothing but prefetch
+}
+
+// Four 32-bit lanes of each of kWidth rows: out[i] is the i-th of every row. `row(i)` points to those of row i.
+//
+// Each vector takes 16 bytes of every fourth row; then the squares of 4 x 4 lanes in four vectors are transposed, all in
+// the same two rounds of instructions that don't cross 16 bytes.
+template <bool kUpper, size_t... kLane>
+inline Bits by_turns(Bits a, Bits b, std::index_sequence<kLane...>) {  // a0 b0 a1 b1, or a2 b2 a3 b3
+  return __builtin_shufflevector(a, b, (kLane / 4 * 4 + kLane % 4 / 2 + 2 * kUpper + kLane % 2 * kWidth)...);
+}
+template <bool kUpper, size_t... kLane>
+inline Bits halves(Bits a, Bits b, std::index_sequence<kLane...>) {  // a0 a1 b0 b1, or a2 a3 b2 b3
+  return __builtin_shufflevector(a, b, (kLane / 4 * 4 + kLane % 2 + 2 * kUpper + kLane % 4 / 2 * kWidth)...);
+}
+template <class Row>
+inline void load_transposed(const Row& row, Bits (&out)[4]) {
+  constexpr auto lanes = std::make_index_sequence<kWidth>();
+  Bits v[4];
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+#if defined(__AVX512F__)
+    const auto at = [&](int r) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(row(r))); };
+    __m512i whole = _mm512_inserti32x4(_mm512_castsi128_si512(at(i)), at(4 + i), 1);
+    whole = _mm512_inserti32x4(whole, at(8 + i), 2);
+    v[i] = Bits(_mm512_inserti32x4(whole, at(12 + i), 3));
+#elif defined(__AVX2__)
+    const auto at = [&](int r) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(row(r))); };
+    v[i] = Bits(_mm256_inserti128_si256(_mm256_castsi128_si256(at(i)), at(4 + i), 1));
+#else
+    memcpy(&v[i], row(i), sizeof(Bits));
+#endif
+  }
+  const Bits low01 = by_turns<false>(v[0], v[1], lanes), high01 = by_turns<true>(v[0], v[1], lanes);
+  const Bits low23 = by_turns<false>(v[2], v[3], lanes), high23 = by_turns<true>(v[2], v[3], lanes);
+  out[0] = halves<false>(low01, low23, lanes);
+  out[1] = halves<true>(low01, low23, lanes);
+  out[2] = halves<false>(high01, high23, lanes);
+  out[3] = halves<true>(high01, high23, lanes);
 }
 
 // Transposes a square of 32-bit lanes in place.
