@@ -10,6 +10,8 @@ from .tokens import NO_PAGES, Int32Array, as_index
 
 # A contiguous run is looked for among this many of the lowest free pages (and 8 times the number asked for).
 RUN_SEARCH_PAGES = 4096
+# Pages given back are sorted in early where the sorted ones are at most so many times as many.
+SORTED_PER_RELEASED = 64
 
 
 class PagePool:
@@ -28,6 +30,8 @@ class PagePool:
         self.num_pages = num_pages
         self.page_size = page_size
         self.num_evictable = 0
+        self.highest = 0
+        """The highest page that was ever handed out."""
         self.counts: Int32Array = np.zeros(num_pages + 1, dtype=np.int32)
         self.held = np.zeros(num_pages + 1, dtype=np.bool_)
         self._free: Int32Array = np.arange(1, num_pages + 1, dtype=np.int32)
@@ -47,13 +51,13 @@ class PagePool:
         """Hand out `n` free pages with count 1, sorted, contiguous where a run is found.
 
         Raises OutOfPages. Amortised O(n log n): pages given back are sorted in only when the sorted ones run
-        out.
+        out, or where they are many and spare a page its first use, which costs time and memory.
         """
         if n < 0:
             raise PageStateError(f"cannot allocate {n} pages")
         if n > self.num_free:
             raise OutOfPages(f"{n} pages asked for, {self.num_free} of {self.num_pages} are free")
-        if n > len(self._free):
+        if n > len(self._free) or (n and self._is_worth_sorting(n)):
             self._free = np.concatenate([self._free, *self._released])
             self._free.sort()
             self._released.clear()
@@ -64,6 +68,8 @@ class PagePool:
             self._free[n : first + n] = self._free[:first].copy()
         self._free = self._free[n:]
         self.counts[pages] = 1
+        if n:
+            self.highest = max(self.highest, pages.item(-1))
         return pages
 
     def retain(self, pages: Int32Array) -> None:
@@ -141,6 +147,13 @@ class PagePool:
         if len(pages):
             self._released.append(pages)
             self._num_released += len(pages)
+
+    def _is_worth_sorting(self, n: int) -> bool:
+        """Whether the `n` lowest sorted pages reach beyond the used ones, and sorting costs little a page."""
+        return (
+            self._num_released * SORTED_PER_RELEASED > len(self._free)
+            and self._free.item(n - 1) > self.highest
+        )
 
     def _find_run(self, n: int) -> int:
         """Where in the sorted free pages to take `n`: the lowest contiguous run, else the lowest pages."""

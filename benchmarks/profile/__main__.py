@@ -109,6 +109,8 @@ class Profiler:
         seconds: dict[bool, list[float]] = {True: [], False: []}
         for number in range(2 * self._sizes.steps + 2):
             prepare()
+            while self._engine.back_pages():  # as the engine's process does while it has nothing to compute
+                pass
             wrapped = number % 2 == 1
             if wrapped:
                 wrap(spans, self._engine)

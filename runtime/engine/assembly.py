@@ -16,6 +16,7 @@ from trunkline.runtime.sampling import Grammars, Sampler
 from trunkline.scheduler import Scheduler
 
 from .background import BackgroundRunner
+from .backing import Backing
 from .config import EngineConfig
 from .decode_graphs import CudaRecorder, DecodeGraphs
 from .runner import ModelRunner
@@ -34,6 +35,7 @@ class Assembly:
     scheduler: Scheduler
     runner: ModelRunner
     launcher: ModelRunner | BackgroundRunner
+    backing: Backing
     overlap: bool
     max_model_len: int
     backend_name: str
@@ -63,7 +65,8 @@ def assemble(config: EngineConfig, loaded: LoadedModel) -> Assembly:
     runner = ModelRunner(loaded.model, backend, kv_pool, sampler, device, grammars, host_pool, graphs)
     overlap = config.overlap if config.overlap is not None else device.type == "cuda"
     launcher = BackgroundRunner(runner) if overlap and device.type == "cpu" else runner
-    return Assembly(cache, scheduler, runner, launcher, overlap, max_model_len, backend_name)
+    backing = Backing(kv_pool, cache.pool)
+    return Assembly(cache, scheduler, runner, launcher, backing, overlap, max_model_len, backend_name)
 
 
 def _num_pages(config: EngineConfig, page_bytes: int, device: torch.device) -> int:

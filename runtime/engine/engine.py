@@ -86,6 +86,7 @@ class Engine:
         self.scheduler = parts.scheduler
         self.runner = parts.runner
         self._launcher = parts.launcher
+        self._backing = parts.backing
         self._overlap = parts.overlap
         self._in_flight: deque[tuple[SchedulePlan, StepHandle]] = deque()
         self._eos_token_ids = frozenset(loaded.eos_token_ids)
@@ -251,6 +252,13 @@ class Engine:
     def cache_tree(self) -> dict[str, Any]:
         """The radix tree and its counters as JSON-ready values, parents before children."""
         return self.cache.snapshot()
+
+    def back_pages(self) -> bool:
+        """Has memory put behind a few of the KV pages that come next; false where enough pages have theirs.
+
+        For spare time: a request that first writes a page without memory waits until the operating system finds some.
+        """
+        return self._backing.advance()
 
     def stats(self) -> EngineStats:
         """Pages and requests now, and what was counted since the start. O(1)."""

@@ -38,6 +38,8 @@ logger = logging.getLogger(__name__)
 
 # How long an idle worker sleeps before it looks whether its parent still lives.
 IDLE_POLL_MS = 500
+# How long a worker puts memory behind pages before it is ready; it goes on when it is idle.
+BACKING_SECONDS = 0.5
 
 
 def run_worker(config: EngineConfig, endpoint: str, parent: int) -> None:
@@ -69,7 +71,10 @@ class Worker:
         }
 
     def serve(self) -> None:
-        """Steps while there is work; sleeps on the socket while there is none."""
+        """Steps while there is work; backs pages with memory and sleeps on the socket while there is none."""
+        deadline = time.monotonic() + BACKING_SECONDS
+        while time.monotonic() < deadline and self._engine.back_pages():
+            pass
         self._send(Ready(self._info(), self._engine.stats()))
         while os.getppid() == self._parent:
             self._receive(wait=not self._engine.has_work)
@@ -78,7 +83,9 @@ class Worker:
                 self._send(Outputs(outputs, self._engine.stats(), time.time()))
 
     def _receive(self, wait: bool) -> None:
-        """Carries out every command that has arrived."""
+        """Carries out every command that has arrived; may wait for one, with memory for pages as a pastime."""
+        while wait and not self._socket.poll(0) and self._engine.back_pages():
+            pass
         if wait and not self._socket.poll(IDLE_POLL_MS):
             return
         while self._socket.poll(0):

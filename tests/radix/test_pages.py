@@ -31,6 +31,16 @@ def test_a_contiguous_run_is_preferred_to_scattered_lower_pages() -> None:
     assert pool.allocate(2).tolist() == [2, 9]
 
 
+def test_pages_that_were_used_before_are_preferred_to_new_ones() -> None:
+    pool = PagePool(6400, 16)
+    assert pool.highest == 0
+    for _ in range(1000):
+        pool.release(pool.allocate(4))
+        pool.allocate(0)
+    assert pool.highest <= 6400 / 64 + 4
+    pool.check()
+
+
 def test_scattered_pages_are_handed_out_sorted_when_there_is_no_run() -> None:
     pool = PagePool(9, 16)
     pool.allocate(9)
