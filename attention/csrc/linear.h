@@ -4,8 +4,8 @@
 //
 //     [out / 32 strips][words along in_features][32 outputs]      a word: one float, two bf16 or four int8
 //
-// or as blocks.h says. // A strip times a block of 32 rows is the unit of arithmetic. Few rows are bound by the memory that the strips are
-// read from, many by the products. Every result is one chain of multiply-adds in ascending order of in_features: it
+// or as blocks.h says. A strip times a block of 32 rows is the unit of arithmetic. Few rows are bound by the memory that
+// the strips are read from, many by the products. Every result is one chain of multiply-adds in ascending order of in_features: it
 // has the same bits whatever the other rows are and however many threads there are.
 #pragma once
 
@@ -99,10 +99,32 @@ class RoundedRows {
   Buffer rounded_, scales_;
 };
 
-// sums [rows x 32] = a block of at most 32 rows times a strip.
+// A strip that will be wanted next, fetched while another one is multiplied: memory would rest while rows that are not
+// the first pass by weights that are in the cache.
+struct NextStrip {
+  const char* data;
+  ptrdiff_t size;
+  int bytes;  // for each word of the other strip
+
+  static NextStrip of(const Word* data, int words, int rows) {
+    const int line = 64, row = 4 * kOutputs;
+    return {reinterpret_cast<const char*>(data), data == nullptr ? 0 : static_cast<ptrdiff_t>(words) * row,
+            rows > rows_of_block(kOutputs / kWidth) ? line : row};
+  }
+  void operator()(int word) const {
+    const ptrdiff_t at = static_cast<ptrdiff_t>(word) * bytes;
+    if (at >= size) return;
+    __builtin_prefetch(data + at, 0, 2);
+    if (bytes > 64) __builtin_prefetch(data + at + 64, 0, 2);
+  }
+};
+
+// sums [rows x 32] = a block of at most 32 rows, from row `begin` on, times a strip.
 template <class Math, class Meanwhile>
-inline void strip_product(const Word* a, int a_stride, const Word* strip, int rows, int words, float* sums,
-                          [[maybe_unused]] const Meanwhile& meanwhile) {
+inline void strip_product(const Rows& x, int begin, const Word* strip, int rows, int words, float* sums,
+                          [[maybe_unused]] const NextStrip& next, [[maybe_unused]] const Meanwhile& meanwhile) {
+  const Word* const a = static_cast<const Word*>(x.data) + begin * x.stride;
+  const int a_stride = static_cast<int>(x.stride);
 #if defined(__AMX_BF16__)
   if constexpr (kHasTiles<Math>) {
     const auto product =
@@ -110,7 +132,8 @@ inline void strip_product(const Word* a, int a_stride, const Word* strip, int ro
     return product(a, a_stride, strip, kOutputs, sums, kOutputs, words, meanwhile);
   }
 #endif
-  matmul_strip<Math, kOutputs / kWidth>(a, a_stride, strip, kOutputs, sums, kOutputs, rows, words);
+  matmul_strip<Math, kOutputs / kWidth>(a, a_stride, strip, kOutputs, sums, kOutputs, rows, words,
+                                        begin / kBlockRows * words * (kBlockRows / rows_of_block(kOutputs / kWidth)), next);
 }
 
 // The sums of some rows with a strip; their scales, bias and gate are still to come.
@@ -156,11 +179,12 @@ inline void finish_rows(const Linear& linear, const float* row_scale, int first,
 // Rows [begin, end) times a strip. While the tiles of a block are multiplied, the vector units finish the block before
 // it, but for the first step: until then its sums are on their way to memory.
 template <class Math, bool kGated, class Out>
-inline void multiply_strip(const Linear& linear, const Word* weight, const Rows& x, int strip, int begin, int end,
-                           Out* out) {
+inline void multiply_strip(const Linear& linear, const Word* weight, const Word* next_weight, const Rows& x, int strip,
+                           int begin, int end, Out* out) {
   constexpr int kApart = 144;  // two blocks that lie a multiple of 4,096 bytes apart wait for each other
   alignas(64) float sums[2][kBlockRows * kOutputs + kApart];
   const int words = linear.words, per_step = words > 16 ? (kBlockRows + words / 16 - 2) / (words / 16 - 1) : kBlockRows;
+  const NextStrip next = NextStrip::of(next_weight, words, end - begin);
   Sums before{};
   int done = 0;
   const auto finish_until = [&](int row) {
@@ -170,10 +194,9 @@ inline void multiply_strip(const Linear& linear, const Word* weight, const Rows&
   for (int row = begin; row < end; row += kBlockRows) {
     const int count = std::min(kBlockRows, end - row);
     float* const to = sums[row / kBlockRows % 2];
-    strip_product<Math>(static_cast<const Word*>(x.data) + row * x.stride, static_cast<int>(x.stride), weight, count, words,
-                        to, [&](int word) {
-                          if (word > 0) finish_until(std::min(before.rows, done + per_step));
-                        });
+    strip_product<Math>(x, row, weight, count, words, to, next, [&](int word) {
+      if (word > 0) finish_until(std::min(before.rows, done + per_step));
+    });
     finish_until(before.rows);
     before = {to, row, count};
     done = 0;
@@ -185,10 +208,13 @@ template <class Math, class Out>
 inline void multiply(Team::Member& team, const Linear& linear, const Rows& x, Out* out) {
   const int strips = linear.strips(), passes = (x.count + kCachedRows - 1) / kCachedRows;
   const auto block = linear.gated ? multiply_strip<Math, true, Out> : multiply_strip<Math, false, Out>;
+  const auto weight = [&](int strip) {
+    return static_cast<const Word*>(linear.weight) + static_cast<ptrdiff_t>(strip) * linear.words * kOutputs;
+  };
   team.share(strips * passes, [&](int item) {
-    const int strip = item % strips, begin = item / strips * kCachedRows;
-    const Word* weight = static_cast<const Word*>(linear.weight) + static_cast<ptrdiff_t>(strip) * linear.words * kOutputs;
-    block(linear, weight, x, strip, begin, std::min(begin + kCachedRows, x.count), out);
+    const int strip = item % strips, begin = item / strips * kCachedRows, next = strip + team.size;
+    block(linear, weight(strip), next < strips ? weight(next) : nullptr, x, strip, begin,
+          std::min(begin + kCachedRows, x.count), out);
   });
 }
 

@@ -113,7 +113,7 @@ inline void many_rows_times_strip(const Linear& linear, const Rows& x, int strip
     blocks.unpack(block, unpacked + block * UnpackedStrip<Group>::kSize);
   Linear dense = linear;
   dense.words = linear.in_features / 2;
-  multiply_strip<BestPairMath, kGated>(dense, unpacked, x, strip, begin, end, out);
+  multiply_strip<BestPairMath, kGated>(dense, unpacked, nullptr, x, strip, begin, end, out);
 }
 #endif
 

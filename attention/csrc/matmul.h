@@ -52,8 +52,14 @@ struct FloatMath {
   static Vec accumulate(Vec sum, Word a, Bits b) { return fma(splat(bit_cast<float>(a)), bit_cast<Vec>(b), sum); }
 };
 
-template <class Math, int kRows, int kVecs>
-inline void matmul_block(const Word* a, int a_stride, const Word* b, int b_stride, float* c, int c_stride, int words) {
+struct Nothing {
+  void operator()(int) const {}
+};
+
+// `meanwhile(done + k)` is called for every word.
+template <class Math, int kRows, int kVecs, class Meanwhile>
+inline void matmul_block(const Word* a, int a_stride, const Word* b, int b_stride, float* c, int c_stride, int words,
+                         int done, const Meanwhile& meanwhile) {
   Vec sum[kRows][kVecs] = {};
   for (int k = 0; k < words; ++k) {
 #pragma GCC unroll 8
@@ -64,6 +70,7 @@ inline void matmul_block(const Word* a, int a_stride, const Word* b, int b_strid
       for (int r = 0; r < kRows; ++r)
         sum[r][v] = Math::accumulate(sum[r][v], a[static_cast<ptrdiff_t>(r) * a_stride + k], col);
     }
+    meanwhile(done + k);
   }
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r)
@@ -72,19 +79,19 @@ inline void matmul_block(const Word* a, int a_stride, const Word* b, int b_strid
 }
 
 // matmul_block for one row, two rows and so on.
-template <class Math, int kVecs, int... kLess>
+template <class Math, int kVecs, class Meanwhile, int... kLess>
 constexpr auto matmul_blocks(std::integer_sequence<int, kLess...>) {
-  return std::array{&matmul_block<Math, kLess + 1, kVecs>...};
+  return std::array{&matmul_block<Math, kLess + 1, kVecs, Meanwhile>...};
 }
 
-template <class Math, int kVecs>
+template <class Math, int kVecs, class Meanwhile = Nothing>
 inline void matmul_strip(const Word* a, int a_stride, const Word* b, int b_stride, float* c, int c_stride, int rows,
-                         int words) {
+                         int words, int done = 0, const Meanwhile& meanwhile = {}) {
   constexpr int kMost = rows_of_block(kVecs);
-  constexpr auto block = matmul_blocks<Math, kVecs>(std::make_integer_sequence<int, kMost>());
-  for (int left = (rows + kMost - 1) / kMost; left > 0; --left) {
+  constexpr auto block = matmul_blocks<Math, kVecs, Meanwhile>(std::make_integer_sequence<int, kMost>());
+  for (int left = (rows + kMost - 1) / kMost; left > 0; --left, done += words) {
     const int count = (rows + left - 1) / left;
-    block[static_cast<size_t>(count - 1)](a, a_stride, b, b_stride, c, c_stride, words);
+    block[static_cast<size_t>(count - 1)](a, a_stride, b, b_stride, c, c_stride, words, done, meanwhile);
     a += static_cast<ptrdiff_t>(count) * a_stride;
     c += static_cast<ptrdiff_t>(count) * c_stride;
     rows -= count;

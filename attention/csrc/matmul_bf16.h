@@ -51,10 +51,6 @@ struct TileMath : PairMath {
 template <>
 inline constexpr bool kHasTiles<TileMath> = true;
 
-struct Nothing {
-  void operator()(int) const {}
-};
-
 // `meanwhile(k)` is called for every 16 words: the vector units have nothing to do while tiles are multiplied.
 // kStreamed: A is large and read once, and should leave B in the level-1 cache.
 template <class Math, bool kTwoRows, bool kTwoCols, bool kStreamed = false, class Meanwhile = Nothing>

@@ -30,6 +30,7 @@ class Team {
   class Member {
    public:
     const int thread;
+    const int size;  // of the team
 
     // Calls body(i) for each i in [0, count) on whichever thread is free; returns when all are done.
     template <class Body>
@@ -58,7 +59,7 @@ class Team {
 
    private:
     friend class Team;
-    Member(Team& team, int thread) : thread(thread), team_(team) {}
+    Member(Team& team, int thread, int size) : thread(thread), size(size), team_(team) {}
 
     // The next item of this member's job; -1 if there is none left, or the job is over.
     int take(int count) {
@@ -80,7 +81,7 @@ class Team {
     Team team;
 #pragma omp parallel num_threads(num_threads) if (num_threads > 1)
     {
-      Member member(team, omp_get_thread_num());
+      Member member(team, omp_get_thread_num(), omp_get_num_threads());
       body(member);
     }
   }
