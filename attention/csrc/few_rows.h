@@ -21,13 +21,13 @@ inline void few_scores(const TileRows<T>& keys, int64_t slot_stride, const Word*
   constexpr int kGroups = 2, kCount = kColumns<Math, T>;
   const int last = keys.valid - 1, steps = last / (kGroups * kWidth) + 1;
   Ahead<T> ahead = keys.ahead;
-  const int rows_ahead = ahead.per_step(steps * words / kCount);
+  const int lines_ahead = ahead.per_step(steps * words / kCount);
   for (int step = 0; step < steps; ++step) {
     const int token = step * kGroups * kWidth;
     const T* const first[] = {keys.row(token), keys.row(std::min(token + kWidth, last / kWidth * kWidth))};
     Vec sum[kGroups][kRows] = {};
     for (int word = 0; word < words; word += kCount) {
-      ahead.fetch(rows_ahead);
+      ahead.fetch(lines_ahead);
 #pragma GCC unroll 2
       for (int group = 0; group < kGroups; ++group) {
         Bits columns[kCount];
@@ -83,10 +83,10 @@ template <class Math, class T, int kRows, int kPairs>
 inline void few_value_cols(const TileRows<T>& values, Ahead<T>& ahead, const Word* weights, int keys, int col, float* out,
                            int out_stride) {
   static const T zeros[kMaxHeadDim] = {};
-  const int rows_ahead = ahead.per_step(keys / Math::kPerWord);
+  const int lines_ahead = ahead.per_step(keys / Math::kPerWord);
   Vec sum[kRows][kPairs][2] = {};
   for (int token = 0; token < keys; token += Math::kPerWord) {
-    ahead.fetch(rows_ahead);
+    ahead.fetch(lines_ahead);
     const T* rows[2];
     for (int i = 0; i < Math::kPerWord; ++i) rows[i] = token + i < values.valid ? values.row(token + i) : zeros;
 #pragma GCC unroll 2

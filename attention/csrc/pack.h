@@ -14,23 +14,30 @@
 
 namespace trunkline {
 
-// What will be read next: rows [first, last) of a tile, fetched in ascending order, as memory likes it. Where several
+// What will be read next: rows [next, last) of a tile, fetched in ascending order, as memory likes it. Where several
 // heads are worked on in turn, each fetches its share of whole rows, with the keys or values of all heads.
 template <class T>
 struct Ahead {
   const T* base;
   const int64_t* offsets;
-  int row_size;
+  int row_lines;  // of 64 bytes
   int next, last;
+  int line = 0;
 
   static Ahead share(const T* base, const int64_t* offsets, int valid, int row_size, int share, int num_shares) {
-    return {base, offsets, row_size, valid * share / num_shares, valid * (share + 1) / num_shares};
+    const int lines = (row_size * static_cast<int>(sizeof(T)) + 63) / 64;
+    return {base, offsets, lines, valid * share / num_shares, valid * (share + 1) / num_shares};
   }
 
-  // Rows to fetch in each of so many steps: memory takes few wishes at a time.
-  int per_step(int steps) const { return (last - next + steps - 1) / steps; }
+  // Lines to fetch in each of so many steps: memory takes few wishes at a time.
+  int per_step(int steps) const { return ((last - next) * row_lines + steps - 1) / steps; }
   void fetch(int count) {
-    for (const int stop = std::min(next + count, last); next < stop; ++next) prefetch(base + offsets[next], row_size);
+    for (; count > 0 && next < last; --count) {
+      __builtin_prefetch(reinterpret_cast<const char*>(base + offsets[next]) + 64 * line, 0, 2);
+      if (++line < row_lines) continue;
+      line = 0;
+      ++next;
+    }
   }
 };
 
@@ -88,13 +95,13 @@ inline void pack_keys(const TileRows<T>& keys, int head_dim, int tokens, const P
   constexpr int kCount = kColumns<Math, T>, kElements = kCount * Math::kPerWord;
   const int words = panel.words;
   Ahead<T> ahead = keys.ahead;
-  const int rows_ahead = ahead.per_step(tokens / kWidth * ((words + kCount - 1) / kCount));
+  const int lines_ahead = ahead.per_step(tokens / kWidth * ((words + kCount - 1) / kCount));
   for (int token = 0; token < tokens; token += kWidth) {
     Word* to = panel.at(0, token);
     const int stride = panel.strip_cols(token);
     for (int word = 0; word < words; word += kCount) {
       const int first = word * Math::kPerWord;
-      ahead.fetch(rows_ahead);
+      ahead.fetch(lines_ahead);
       Bits columns[kCount];
       if (token + kWidth <= keys.valid && first + kElements <= head_dim) {
         load_columns<Math, T>([&](int i) { return keys.row(token + i) + first; }, columns);
@@ -126,9 +133,9 @@ inline void pack_values(const TileRows<T>& values, int head_dim, int tokens, con
   static const T zeros[kMaxHeadDim + kWidth] = {};
   const int cols = panel.cols;
   Ahead<T> ahead = values.ahead;
-  const int rows_ahead = ahead.per_step(tokens / Math::kPerWord);
+  const int lines_ahead = ahead.per_step(tokens / Math::kPerWord);
   for (int token = 0; token < tokens; token += Math::kPerWord) {
-    ahead.fetch(rows_ahead);
+    ahead.fetch(lines_ahead);
     const T* rows[2];
     T parts[2][kWidth] = {};
     const T* part_rows[2];

@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 # How long an idle worker sleeps before it looks whether its parent still lives.
 IDLE_POLL_MS = 500
 # How long a worker puts memory behind pages before it is ready; it goes on when it is idle.
-BACKING_SECONDS = 0.5
+BACKING_SECONDS = 1.5
 
 
 def run_worker(config: EngineConfig, endpoint: str, parent: int) -> None:
