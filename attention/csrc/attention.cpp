@@ -146,8 +146,8 @@ void Worker<Math, T>::pack(const Tile& tile, int head, const Tile& next, bool ne
   const T* v = static_cast<const T*>(layer_.v);
   const int tokens = std::min(kTile, round_up(tile.valid, kRowStep)), heads = a_.shape_.num_kv_heads;
   const auto ahead = [&](const T* base) {
-    return next_is_same_head ? Ahead<T>::share(base + at, next.offsets, next.valid, head_dim_, 0, 1)
-                             : Ahead<T>::share(base, next.offsets, next.valid, head_dim_ * heads, head, heads);
+    return next_is_same_head ? Ahead<T>::of_share(base + at, next.offsets, next.valid, head_dim_, 0, 1)
+                             : Ahead<T>::of_share(base, next.offsets, next.valid, head_dim_ * heads, head, heads);
   };
   pack_keys<Math>(TileRows<T>{k + at, tile.offsets, tile.valid, ahead(k)}, head_dim_, tokens, keys_);
   pack_values<Math>(TileRows<T>{v + at, tile.offsets, tile.valid, ahead(v)}, head_dim_, tokens, values_);
@@ -185,7 +185,7 @@ bool Worker<Math, T>::few_rows_of_tile(const Block& block, int head, int rows, c
   const auto view = [&](const void* pool) {
     const T* base = static_cast<const T*>(pool);
     return TileRows<T>{base + head * layer_.kv_head_stride, tile.offsets, tile.valid,
-                       Ahead<T>::share(base, next.offsets, next.valid, head_dim_ * heads, head, heads)};
+                       Ahead<T>::of_share(base, next.offsets, next.valid, head_dim_ * heads, head, heads)};
   };
   const TileRows<T> k = view(layer_.k), v = view(layer_.v);
   const int keys = last_key(block, 0, rows, block.first_tile);
@@ -205,7 +205,7 @@ bool Worker<Math, T>::few_rows_of_tile(const Block& block, int head, int rows, c
   const auto index = static_cast<size_t>(rows - 1);
   few_scores[index](k, layer_.slot_stride, queries_, words_, scores_);
   weigh(block, 0, rows, block.first_tile, keys);
-  few_values[index](v, reinterpret_cast<const Word*>(weights_), keys, head_dim_, tile_out_, value_cols_);
+  few_values[index](v, layer_.slot_stride, reinterpret_cast<const Word*>(weights_), keys, head_dim_, tile_out_, value_cols_);
   return true;
 }
 

@@ -20,23 +20,33 @@ template <class Math, class T, int kRows>
 inline void few_scores(const TileRows<T>& keys, int64_t slot_stride, const Word* queries, int words, float* scores) {
   constexpr int kGroups = 2, kCount = kColumns<Math, T>;
   const int last = keys.valid - 1, steps = last / (kGroups * kWidth) + 1;
-  Ahead<T> ahead = keys.ahead;
-  const int lines_ahead = ahead.per_step(steps * words / kCount);
+  const ptrdiff_t stride = slot_stride * static_cast<ptrdiff_t>(sizeof(T));
+  const int lines_ahead = keys.ahead.per_step_of_run(words / kCount);
   for (int step = 0; step < steps; ++step) {
     const int token = step * kGroups * kWidth;
-    const T* const first[] = {keys.row(token), keys.row(std::min(token + kWidth, last / kWidth * kWidth))};
+    const char* quarters[kGroups][kWidth / 4];  // every fourth row: the others are few strides from one of them
+    typename Ahead<T>::Run ahead[kGroups];
+    for (int group = 0; group < kGroups; ++group) {
+      const int first = std::min(token + group * kWidth, last / kWidth * kWidth);
+      for (int i = 0; i < kWidth / 4; ++i)
+        quarters[group][i] = reinterpret_cast<const char*>(keys.row(first)) + 4 * i * stride;
+      ahead[group] = keys.ahead.run(token + group * kWidth);
+    }
     Vec sum[kGroups][kRows] = {};
-    for (int word = 0; word < words; word += kCount) {
-      ahead.fetch(lines_ahead);
+    const Word* query = queries;
+    for (int word = 0; word < words; word += kCount, query += kCount) {
 #pragma GCC unroll 2
       for (int group = 0; group < kGroups; ++group) {
+        ahead[group].fetch(lines_ahead);
         Bits columns[kCount];
-        load_columns<Math, T>([&](int i) { return first[group] + i * slot_stride + word * Math::kPerWord; }, columns);
+        load_columns<Math, T>([&](int i) { return quarters[group][i / 4] + i % 4 * stride; }, columns);
+#pragma GCC unroll 4
+        for (int i = 0; i < kWidth / 4; ++i) quarters[group][i] += 16;
 #pragma GCC unroll 8
         for (int i = 0; i < kCount; ++i)
 #pragma GCC unroll 8
           for (int r = 0; r < kRows; ++r)
-            sum[group][r] = Math::accumulate(sum[group][r], queries[static_cast<ptrdiff_t>(r) * words + word + i], columns[i]);
+            sum[group][r] = Math::accumulate(sum[group][r], query[static_cast<ptrdiff_t>(r) * words + i], columns[i]);
       }
     }
 #pragma GCC unroll 2
@@ -80,26 +90,36 @@ inline void store_value_pair(float* out, Vec a, Vec b) {
 // out [rows, out_stride], columns [col, col + 2 * kPairs * kWidth) = weights [row][kTile] * values of the first `keys`
 // keys, a multiple of kWidth.
 template <class Math, class T, int kRows, int kPairs>
-inline void few_value_cols(const TileRows<T>& values, Ahead<T>& ahead, const Word* weights, int keys, int col, float* out,
-                           int out_stride) {
+inline void few_value_cols(const TileRows<T>& values, int64_t slot_stride, const Word* weights, int keys, int col,
+                           float* out, int out_stride) {
   static const T zeros[kMaxHeadDim] = {};
-  const int lines_ahead = ahead.per_step(keys / Math::kPerWord);
+  const int lines_ahead = values.ahead.per_step_of_run(kWidth / Math::kPerWord);
+  typename Ahead<T>::Run ahead{};
   Vec sum[kRows][kPairs][2] = {};
-  for (int token = 0; token < keys; token += Math::kPerWord) {
+  const auto add = [&](const T* const(&rows)[2], const Word* weight) {
     ahead.fetch(lines_ahead);
-    const T* rows[2];
-    for (int i = 0; i < Math::kPerWord; ++i) rows[i] = token + i < values.valid ? values.row(token + i) : zeros;
 #pragma GCC unroll 2
     for (int pair = 0; pair < kPairs; ++pair) {
       Bits words[2];
       value_pair<Math>(rows, col + 2 * pair * kWidth, words);
 #pragma GCC unroll 8
-      for (int r = 0; r < kRows; ++r) {
-        const Word weight = weights[(r * kTile + token) / Math::kPerWord];
-        sum[r][pair][0] = Math::accumulate(sum[r][pair][0], weight, words[0]);
-        sum[r][pair][1] = Math::accumulate(sum[r][pair][1], weight, words[1]);
-      }
+      for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 2
+        for (int half = 0; half < 2; ++half)
+          sum[r][pair][half] = Math::accumulate(sum[r][pair][half], weight[r * kTile / Math::kPerWord], words[half]);
     }
+  };
+  int token = 0;
+  while (token + kWidth <= values.valid) {
+    const T* row = values.row(token);
+    if (col == 0) ahead = values.ahead.run(token);
+    for (const int end = token + kWidth; token < end; token += Math::kPerWord, row += Math::kPerWord * slot_stride)
+      add({row, row + slot_stride}, weights++);
+  }
+  if (col == 0) ahead = values.ahead.run(token);
+  for (; token < keys; token += Math::kPerWord) {
+    const auto row = [&](int i) { return token + i < values.valid ? values.row(token + i) : zeros; };
+    add({row(0), row(1)}, weights++);
   }
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r)
@@ -109,14 +129,14 @@ inline void few_value_cols(const TileRows<T>& values, Ahead<T>& ahead, const Wor
 }
 
 template <class Math, class T, int kRows>
-inline void few_values(const TileRows<T>& values, const Word* weights, int keys, int head_dim, float* out, int out_stride) {
-  Ahead<T> ahead = values.ahead;
+inline void few_values(const TileRows<T>& values, int64_t slot_stride, const Word* weights, int keys, int head_dim,
+                       float* out, int out_stride) {
   int col = 0;
   if constexpr (4 * kRows <= kSums)
     for (; col + 4 * kWidth <= head_dim; col += 4 * kWidth)
-      few_value_cols<Math, T, kRows, 2>(values, ahead, weights, keys, col, out, out_stride);
+      few_value_cols<Math, T, kRows, 2>(values, slot_stride, weights, keys, col, out, out_stride);
   for (; col < head_dim; col += 2 * kWidth)
-    few_value_cols<Math, T, kRows, 1>(values, ahead, weights, keys, col, out, out_stride);
+    few_value_cols<Math, T, kRows, 1>(values, slot_stride, weights, keys, col, out, out_stride);
 }
 
 // Both for one row, two rows and so on.

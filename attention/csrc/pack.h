@@ -20,13 +20,16 @@ template <class T>
 struct Ahead {
   const T* base;
   const int64_t* offsets;
-  int row_lines;  // of 64 bytes
-  int next, last;
+  int valid;
+  int row_lines;         // of 64 bytes
+  int next, last;        // the rows of this share
+  int run_first, run_lines;  // the lines of this share in kWidth rows that lie end to end
   int line = 0;
 
-  static Ahead share(const T* base, const int64_t* offsets, int valid, int row_size, int share, int num_shares) {
-    const int lines = (row_size * static_cast<int>(sizeof(T)) + 63) / 64;
-    return {base, offsets, lines, valid * share / num_shares, valid * (share + 1) / num_shares};
+  static Ahead of_share(const T* base, const int64_t* offsets, int valid, int row_size, int share, int num_shares) {
+    const int lines = (row_size * static_cast<int>(sizeof(T)) + 63) / 64, run = lines * kWidth * share / num_shares;
+    return {base, offsets, valid, lines, valid * share / num_shares, valid * (share + 1) / num_shares,
+            run,  lines * kWidth * (share + 1) / num_shares - run};
   }
 
   // Lines to fetch in each of so many steps: memory takes few wishes at a time.
@@ -39,6 +42,21 @@ struct Ahead {
       ++next;
     }
   }
+
+  // The same for rows [token, token + kWidth), in fewer instructions.
+  struct Run {
+    const char *next, *end;
+
+    void fetch(int count) {
+      for (; count > 0 && next < end; --count, next += 64) __builtin_prefetch(next, 0, 2);
+    }
+  };
+  Run run(int token) const {
+    if (token >= valid) return {};
+    const char* const begin = reinterpret_cast<const char*>(base + offsets[token]) + 64 * run_first;
+    return {begin, begin + 64 * run_lines};
+  }
+  int per_step_of_run(int steps) const { return (run_lines + steps - 1) / steps; }
 };
 
 // Where the rows of a tile of keys or values lie. The offsets serve the keys and the values.

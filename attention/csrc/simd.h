@@ -215,13 +215,15 @@ template <bool kUpper, size_t... kLane>
 inline Bits by_turns(Bits a, Bits b, std::index_sequence<kLane...>) {  // a0 b0 a1 b1, or a2 b2 a3 b3
   return __builtin_shufflevector(a, b, (kLane / 4 * 4 + kLane % 4 / 2 + 2 * kUpper + kLane % 2 * kWidth)...);
 }
-template <bool kUpper, size_t... kLane>
-inline Bits halves(Bits a, Bits b, std::index_sequence<kLane...>) {  // a0 a1 b0 b1, or a2 a3 b2 b3
-  return __builtin_shufflevector(a, b, (kLane / 4 * 4 + kLane % 2 + 2 * kUpper + kLane % 4 / 2 * kWidth)...);
+typedef uint64_t Pairs __attribute__((vector_size(4 * kWidth)));
+template <bool kUpper, size_t... kPair>
+inline Bits halves(Bits a, Bits b, std::index_sequence<kPair...>) {  // a0 a1 b0 b1, or a2 a3 b2 b3
+  return Bits(__builtin_shufflevector(Pairs(a), Pairs(b), (kPair / 2 * 2 + kUpper + kPair % 2 * kWidth / 2)...));
 }
 template <class Row>
 inline void load_transposed(const Row& row, Bits (&out)[4]) {
   constexpr auto lanes = std::make_index_sequence<kWidth>();
+  constexpr auto pairs = std::make_index_sequence<kWidth / 2>();
   Bits v[4];
 #pragma GCC unroll 4
   for (int i = 0; i < 4; ++i) {
@@ -239,10 +241,10 @@ inline void load_transposed(const Row& row, Bits (&out)[4]) {
   }
   const Bits low01 = by_turns<false>(v[0], v[1], lanes), high01 = by_turns<true>(v[0], v[1], lanes);
   const Bits low23 = by_turns<false>(v[2], v[3], lanes), high23 = by_turns<true>(v[2], v[3], lanes);
-  out[0] = halves<false>(low01, low23, lanes);
-  out[1] = halves<true>(low01, low23, lanes);
-  out[2] = halves<false>(high01, high23, lanes);
-  out[3] = halves<true>(high01, high23, lanes);
+  out[0] = halves<false>(low01, low23, pairs);
+  out[1] = halves<true>(low01, low23, pairs);
+  out[2] = halves<false>(high01, high23, pairs);
+  out[3] = halves<true>(high01, high23, pairs);
 }
 
 // Transposes a square of 32-bit lanes in place.
