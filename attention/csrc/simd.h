@@ -163,20 +163,29 @@ inline float reduce_max(Vec v) {
 //
 // x = n + f with n whole and |f| <= 1/2; 2^f is a polynomial (a minimax fit with 2^0 = 1), n goes into the exponent.
 inline Vec exp2(Vec x) {
+#if defined(__AVX512F__)
+  const Vec n = Vec(_mm512_roundscale_ps(__m512(x), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)), f = x - n;
+#else
   const Vec clamped = max(x, splat(-200.0f));
   // Adding 1.5 * 2^23 leaves no room for a fraction: the sum's low bits are n.
   const Vec magic = splat(12582912.0f);
   const Vec shifted = clamped + magic;
   const Vec f = clamped - (shifted - magic);
+#endif
   Vec p = splat(1.326472715e-3f);
   p = fma(p, f, splat(9.671512643e-3f));
   p = fma(p, f, splat(5.550733743e-2f));
   p = fma(p, f, splat(2.402224209e-1f));
   p = fma(p, f, splat(6.931469776e-1f));
   p = fma(p, f, splat(1.0f));
+#if defined(__AVX512F__)
+  const __mmask16 is_normal = _mm512_cmp_ps_mask(__m512(x), _mm512_set1_ps(-126.0f), _CMP_GE_OQ);
+  return Vec(_mm512_maskz_scalef_ps(is_normal, __m512(p), __m512(n)));
+#else
   const Bits n = bit_cast<Bits>(shifted) << 23;
   const Vec scaled = bit_cast<Vec>(bit_cast<Bits>(p) + n);
   return x >= splat(-126.0f) ? scaled : Vec{};
+#endif
 }
 
 inline constexpr float kLog2E = 1.44269504f;

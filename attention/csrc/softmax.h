@@ -16,11 +16,9 @@ struct Logits {
   float scale;  // as the model has it
   float soft_cap;  // 0: none
 
-  // Logits in units of log 2, so that weights are powers of two.
-  Vec operator()(Vec x) const {
-    if (soft_cap == 0.0f) return x * (scale * kLog2E);
-    return tanh(x * (scale / soft_cap)) * (soft_cap * kLog2E);
-  }
+  // Logits are in units of log 2, so that weights are powers of two: factor() times what capped() leaves of a score.
+  float factor() const { return soft_cap == 0.0f ? scale * kLog2E : soft_cap * kLog2E; }
+  Vec capped(Vec x) const { return soft_cap == 0.0f ? x : tanh(x * (scale / soft_cap)); }
 };
 
 // Which keys of a tile a query sees: first <= key < last.
@@ -28,8 +26,11 @@ struct Visible {
   int first, last;
 };
 
+// Whether all of kWidth keys are.
+inline bool is_seen(int key, Visible visible) { return visible.first <= key && key + kWidth <= visible.last; }
+
 inline Vec hide(Vec logits, int key, Visible visible) {
-  if (visible.first <= key && key + kWidth <= visible.last) return logits;
+  if (is_seen(key, visible)) return logits;
   Ints lane;
   for (int i = 0; i < kWidth; ++i) lane[i] = key + i;
   return (lane >= visible.first) & (lane < visible.last) ? logits : splat(kNothing);
@@ -41,17 +42,17 @@ inline void softmax_row(float* scores, Element* weights, int keys, Visible visib
                         float* sum) {
   Vec most = splat(kNothing);
   for (int key = 0; key < keys; key += kWidth) {
-    const Vec x = hide(logits(load(scores + key)), key, visible);
-    store(scores + key, x);
+    const Vec score = load(scores + key), x = hide(logits.capped(score), key, visible);
+    if (logits.soft_cap != 0.0f || !is_seen(key, visible)) store(scores + key, x);
     most = max(most, x);
   }
-  const float top = reduce_max(most);
+  const float factor = logits.factor(), top = reduce_max(most) * factor;
   *peak = top;
   // Where nothing is visible every weight has to come out as 2^-infinity = 0.
-  const Vec shift = splat(top == kNothing ? 0.0f : top);
+  const Vec shift = splat(top == kNothing ? 0.0f : -top);
   Vec total = {};
   for (int key = 0; key < keys; key += kWidth) {
-    const Vec weight = exp2(load(scores + key) - shift);
+    const Vec weight = exp2(fma(load(scores + key), splat(factor), shift));
     total += weight;
     store(weights + key, weight);
   }
