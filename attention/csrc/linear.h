@@ -21,6 +21,7 @@ namespace trunkline {
 constexpr int kOutputs = 32;    // of a strip
 constexpr int kBlockRows = 32;  // rows that are multiplied together
 constexpr int kCachedRows = 512;  // rows that stay in the level-2 cache while all strips pass by
+constexpr int kMemoryBoundRows = 64;
 
 enum class Weights : int32_t { kDense = 0, kInt8 = 1, kQ4_0 = 2, kQ4_1 = 3, kQ8_0 = 4 };
 
@@ -211,8 +212,11 @@ inline void multiply(Team::Member& team, const Linear& linear, const Rows& x, Ou
   const auto weight = [&](int strip) {
     return static_cast<const Word*>(linear.weight) + static_cast<ptrdiff_t>(strip) * linear.words * kOutputs;
   };
-  team.share(strips * passes, [&](int item) {
-    const int strip = item % strips, begin = item / strips * kCachedRows, next = strip + team.size;
+  // Where memory sets the pace a thread takes neighbours, which are read ahead; few, so that none waits long for another.
+  const int run = x.count > kMemoryBoundRows ? 1 : std::max(1, strips / (4 * team.size));
+  team.share(strips * passes, run, [&](int item) {
+    const int strip = item % strips, begin = item / strips * kCachedRows;
+    const int next = (strip + 1) % run == 0 ? strip + 1 + (team.size - 1) * run : strip + 1;
     block(linear, weight(strip), next < strips ? weight(next) : nullptr, x, strip, begin,
           std::min(begin + kCachedRows, x.count), out);
   });
