@@ -89,8 +89,10 @@ def make_backend(name: str, config: AttentionConfig, pool: KVPool) -> AttentionB
     return cast(type[AttentionBackend], getattr(import_module(module), cls))(config, pool)
 
 
-def check_pool(config: AttentionConfig, pool: KVPool) -> None:
-    """Raises ConfigError where the pool's shape is not the one that the config asks for."""
+def check_pool(config: AttentionConfig, pool: KVPool, takes_int8: bool = False) -> None:
+    """Raises ConfigError where the pool's shape is not the one that the config asks for, or its pages are int8."""
+    if pool.dtype == torch.int8 and not takes_int8:
+        raise ConfigError("attention: a KV pool of torch.int8 needs the cpu backend")
     for name in ("num_layers", "page_size", "num_kv_heads", "head_dim"):
         wanted, found = getattr(config, name), getattr(pool.config, name)
         if wanted != found:

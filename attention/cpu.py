@@ -28,9 +28,9 @@ class CpuBackend:
     """
 
     def __init__(self, config: AttentionConfig, pool: KVPool, level: str | None = None) -> None:
-        """Binds to a pool of float32 or bfloat16 in host memory; raises ConfigError, NativeUnavailable."""
-        check_pool(config, pool)
-        if pool.device.type != "cpu" or pool.dtype not in structs.STORAGE:
+        """Binds to a pool of float32, bfloat16 or int8 in host memory; raises ConfigError, NativeUnavailable."""
+        check_pool(config, pool, takes_int8=True)
+        if pool.device.type != "cpu" or pool.dtype not in structs.PAGE_STORAGE:
             raise ConfigError(f"attention: the cpu backend has no kernels for {pool.dtype} on {pool.device}")
         if config.head_dim > _MAX_HEAD_DIM:
             raise ConfigError(
@@ -44,24 +44,15 @@ class CpuBackend:
         shape = structs.Shape(config.num_heads, config.num_kv_heads, config.head_dim, config.page_size)
         self.attention = ctypes.c_void_p(self.library.attention_new(shape))
         weakref.finalize(self, self.library.attention_free, self.attention)
-        self._strides = structs.Layer(
-            page_stride=pool.k[0].stride(0),
-            slot_stride=pool.k[0].stride(1),
-            kv_head_stride=pool.k[0].stride(2),
-            scale=config.scale,
-            soft_cap=config.logits_soft_cap or 0.0,
-            storage=structs.STORAGE[pool.dtype],
-        )
 
     @property
     def level(self) -> str:
         """The instruction set in use."""
         return self.library.level
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of the pages."""
-        return self._pool.dtype
+    def takes(self, dtype: torch.dtype) -> bool:
+        """Whether queries, keys and values of this dtype go with the pages."""
+        return dtype in structs.STORAGE if self._pool.dtype == torch.int8 else dtype == self._pool.dtype
 
     @property
     def metadata(self) -> AttentionMetadata:
@@ -69,12 +60,29 @@ class CpuBackend:
         assert self._metadata is not None, "forward before plan"
         return self._metadata
 
-    def layer(self, layer: int) -> structs.Layer:
-        """A layer's pages and window, for the kernels."""
-        job = structs.Layer.from_buffer_copy(self._strides)
-        job.k, job.v = self._pool.k[layer].data_ptr(), self._pool.v[layer].data_ptr()
-        job.window = self.config.window(layer) or 0
-        return job
+    def layer(self, layer: int, dtype: torch.dtype) -> structs.Layer:
+        """A layer's pages and window, for the kernels; dtype: of queries and results."""
+        config = self.config
+        return structs.Layer(
+            pages=self._pages(layer),
+            scale=config.scale,
+            soft_cap=config.logits_soft_cap or 0.0,
+            window=config.window(layer) or 0,
+            storage=structs.STORAGE[dtype],
+        )
+
+    def _pages(self, layer: int) -> structs.Pages:
+        pool, k = self._pool, self._pool.k[layer]
+        return structs.Pages(
+            k=k.data_ptr(),
+            v=pool.v[layer].data_ptr(),
+            page_stride=k.stride(0),
+            slot_stride=k.stride(1),
+            kv_head_stride=k.stride(2),
+            scales=pool.rows_bytes,
+            page_size=pool.page_size,
+            storage=structs.PAGE_STORAGE[pool.dtype],
+        )
 
     def plan(self, metadata: AttentionMetadata) -> None:
         """See AttentionBackend."""
@@ -92,19 +100,19 @@ class CpuBackend:
         self.library.attention_plan(self.attention, step)
 
     def forward(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """See AttentionBackend. q, k and v have the pool's dtype; rows may be strided, heads may not."""
+        """See AttentionBackend. `takes` q's, k's and v's dtype; rows may be strided, heads may not."""
         k, v = self._rows(k), self._rows(v)
-        size = k.element_size()
         store = structs.Store(
             k=k.data_ptr(),
             v=v.data_ptr(),
-            k_pool=self._pool.k[layer].data_ptr(),
-            v_pool=self._pool.v[layer].data_ptr(),
+            pages=self._pages(layer),
             slots=self.metadata.slot_mapping.ctypes.data,
-            k_stride=k.stride(0) * size,
-            v_stride=v.stride(0) * size,
+            k_stride=k.stride(0),
+            v_stride=v.stride(0),
             tokens=len(k),
-            row_bytes=k.shape[1] * k.shape[2] * size,
+            num_kv_heads=self.config.num_kv_heads,
+            head_dim=self.config.head_dim,
+            storage=structs.STORAGE[k.dtype],
             num_threads=torch.get_num_threads(),
         )
         self.library.store(store)
@@ -125,8 +133,7 @@ class CpuBackend:
         job = structs.RotaryStore(
             qkv=qkv.data_ptr(),
             q=q.data_ptr(),
-            k_pool=self._pool.k[layer].data_ptr(),
-            v_pool=self._pool.v[layer].data_ptr(),
+            pages=self._pages(layer),
             cos=cos.data_ptr(),
             sin=sin.data_ptr(),
             positions=self.metadata.positions.ctypes.data,
@@ -138,7 +145,7 @@ class CpuBackend:
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
             norm_eps=norm_eps,
-            storage=structs.STORAGE[self._pool.dtype],
+            storage=structs.STORAGE[qkv.dtype],
             num_threads=torch.get_num_threads(),
         )
         self.library.rotary_store(job)
@@ -146,7 +153,7 @@ class CpuBackend:
 
     def _attend(self, layer: int, q: torch.Tensor) -> torch.Tensor:
         out = torch.empty(q.shape, dtype=q.dtype)
-        job = self.layer(layer)
+        job = self.layer(layer, q.dtype)
         job.q, job.q_stride = q.data_ptr(), q.stride(0)
         job.out, job.out_stride = out.data_ptr(), out.stride(0)
         job.num_threads = torch.get_num_threads()
@@ -155,5 +162,5 @@ class CpuBackend:
 
     def _rows(self, x: torch.Tensor) -> torch.Tensor:
         """x itself where each token's heads lie end to end, else a copy for which that is so."""
-        assert x.dtype == self._pool.dtype, f"{x.dtype} given to a pool of {self._pool.dtype}"
+        assert self.takes(x.dtype), f"{x.dtype} given to a pool of {self._pool.dtype}"
         return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()

@@ -1,5 +1,6 @@
 """The memory that keys and values live in."""
 
+import math
 from collections.abc import Iterator
 from itertools import pairwise
 
@@ -22,6 +23,9 @@ class KVPool:
 
     `k[layer]` and `v[layer]` are [num_pages + 1, page_size, num_kv_heads, head_dim] (NHD) views of one
     block, `data`. The memory is not cleared: a slot means something only after `store` wrote it.
+
+    Rows of int8 are multiples of a scale each, which `k_scales` and `v_scales` have: float32 views
+    [num_pages + 1, num_kv_heads, page_size] of the same block. Backends write them; `store` does not.
     """
 
     def __init__(
@@ -31,21 +35,26 @@ class KVPool:
             raise ConfigError(f"KV pool: num_pages is {num_pages}; it must be at least 1")
         self.config = config
         self.num_pages = num_pages
-        self.data = torch.empty(
-            (2, config.num_layers, num_pages + 1, config.page_size, config.num_kv_heads, config.head_dim),
-            dtype=dtype,
-            device=device,
-        )
-        self.k: tuple[torch.Tensor, ...] = self.data[0].unbind()
-        self.v: tuple[torch.Tensor, ...] = self.data[1].unbind()
+        shape = (config.page_size, config.num_kv_heads, config.head_dim)
+        num_bytes, self.rows_bytes = _page_bytes(config, dtype)
+        blocks = (2, config.num_layers, num_pages + 1)
+        self.k_scales: tuple[torch.Tensor, ...] = ()
+        self.v_scales: tuple[torch.Tensor, ...] = ()
+        if dtype == torch.int8:
+            self.data = torch.empty((*blocks, num_bytes), dtype=dtype, device=device)
+            rows = self.data[..., : math.prod(shape)].view(*blocks, *shape)
+            scales = self.data[..., self.rows_bytes :].view(torch.float32).view(*blocks, shape[1], shape[0])
+            self.k_scales, self.v_scales = scales[0].unbind(), scales[1].unbind()
+        else:
+            rows = self.data = torch.empty((*blocks, *shape), dtype=dtype, device=device)
+        self.k: tuple[torch.Tensor, ...] = rows[0].unbind()
+        self.v: tuple[torch.Tensor, ...] = rows[1].unbind()
         self._arrivals: dict[int, Event] = {}
 
     @staticmethod
     def page_bytes(config: AttentionConfig, dtype: torch.dtype) -> int:
         """Bytes that one page takes over all layers, keys and values."""
-        return (
-            2 * config.num_layers * config.page_size * config.num_kv_heads * config.head_dim * dtype.itemsize
-        )
+        return 2 * config.num_layers * _page_bytes(config, dtype)[0]
 
     @property
     def page_size(self) -> int:
@@ -89,6 +98,16 @@ class KVPool:
         """`await_layer` for every layer."""
         for layer in list(self._arrivals):
             self.await_layer(layer)
+
+
+def _page_bytes(config: AttentionConfig, dtype: torch.dtype) -> tuple[int, int]:
+    """Bytes of a layer's keys or values in one page: all, and its rows up to where scales begin (whole floats)."""
+    rows = config.page_size * config.num_kv_heads
+    num_bytes = rows * config.head_dim * dtype.itemsize
+    if dtype != torch.int8:
+        return num_bytes, num_bytes
+    aligned = -(-num_bytes // 4) * 4
+    return aligned + 4 * rows, aligned
 
 
 class HostPool:

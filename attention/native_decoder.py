@@ -51,8 +51,9 @@ class NativeDecoder:
         self.seconds = dict.fromkeys(PHASES, 0.0)
         """Where the time of all calls went."""
         config = backend.config
-        layers = (structs.DecoderLayer * len(weights.layers))(
-            *(_layer(layer, backend.layer(index)) for index, layer in enumerate(weights.layers))
+        jobs = [backend.layer(index, weights.norm.dtype) for index in range(len(weights.layers))]
+        layers = (structs.DecoderLayer * len(jobs))(
+            *(_layer(layer, job) for layer, job in zip(weights.layers, jobs, strict=True))
         )
         self._hidden = weights.norm.shape[0]
         head = weights.head.native
@@ -63,7 +64,7 @@ class NativeDecoder:
             cos=weights.cos.data_ptr(),
             sin=weights.sin.data_ptr(),
             head=head,
-            attention=backend.layer(0),
+            attention=jobs[0],
             num_layers=len(layers),
             hidden=self._hidden,
             num_heads=config.num_heads,
@@ -108,8 +109,7 @@ def _layer(weights: LayerWeights, job: structs.Layer) -> structs.DecoderLayer:
         attention_norm=weights.attention_norm.data_ptr(),
         mlp_norm=weights.mlp_norm.data_ptr(),
         head_norm=None if weights.head_norm is None else weights.head_norm.data_ptr(),
-        k_pool=job.k,
-        v_pool=job.v,
+        pages=job.pages,
         qkv=weights.qkv.native,
         out=weights.out.native,
         gate_up=weights.gate_up.native,

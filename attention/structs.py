@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 STORAGE = {torch.float32: 0, torch.bfloat16: 1}
+PAGE_STORAGE = {**STORAGE, torch.int8: 2}
 DENSE, INT8, Q4_0, Q4_1, Q8_0 = range(5)  # linear.h: Weights
 
 
@@ -37,12 +38,23 @@ class Step(ctypes.Structure):
     ]
 
 
+class Pages(ctypes.Structure):
+    """pages.h."""
+
+    _fields_ = [
+        *_pointers("k", "v"),
+        *_longs("page_stride", "slot_stride", "kv_head_stride", "scales"),
+        *_ints("page_size", "storage"),
+    ]
+
+
 class Layer(ctypes.Structure):
     """attention.h."""
 
     _fields_ = [
-        *_pointers("q", "out", "k", "v"),
-        *_longs("q_stride", "out_stride", "page_stride", "slot_stride", "kv_head_stride"),
+        *_pointers("q", "out"),
+        ("pages", Pages),
+        *_longs("q_stride", "out_stride"),
         ("scale", ctypes.c_float),
         ("soft_cap", ctypes.c_float),
         *_ints("window", "storage", "num_threads"),
@@ -75,7 +87,9 @@ class RotaryStore(ctypes.Structure):
     """rotary.cpp."""
 
     _fields_ = [
-        *_pointers("qkv", "q", "k_pool", "v_pool", "cos", "sin", "positions", "slots", "norm_weight"),
+        *_pointers("qkv", "q"),
+        ("pages", Pages),
+        *_pointers("cos", "sin", "positions", "slots", "norm_weight"),
         *_longs("qkv_stride"),
         *_ints("tokens", "num_heads", "num_kv_heads", "head_dim"),
         ("norm_eps", ctypes.c_float),
@@ -87,9 +101,11 @@ class Store(ctypes.Structure):
     """rotary.cpp."""
 
     _fields_ = [
-        *_pointers("k", "v", "k_pool", "v_pool", "slots"),
+        *_pointers("k", "v"),
+        ("pages", Pages),
+        *_pointers("slots"),
         *_longs("k_stride", "v_stride"),
-        *_ints("tokens", "row_bytes", "num_threads"),
+        *_ints("tokens", "num_kv_heads", "head_dim", "storage", "num_threads"),
     ]
 
 
@@ -118,7 +134,8 @@ class DecoderLayer(ctypes.Structure):
     """decoder.cpp."""
 
     _fields_ = [
-        *_pointers("attention_norm", "mlp_norm", "head_norm", "k_pool", "v_pool"),
+        *_pointers("attention_norm", "mlp_norm", "head_norm"),
+        ("pages", Pages),
         *((name, Linear) for name in ("qkv", "out", "gate_up", "down")),
         *_ints("window"),
     ]

@@ -1,12 +1,13 @@
-"""What a dtype or a quantisation does to a model's answers, against float32.
+"""What a dtype, a quantisation or an int8 KV cache does to a model's answers, against float32.
 
     python -m benchmarks.quality bfloat16 bfloat16+int8          # the embedded model
     python -m benchmarks.quality bfloat16+int8 --conversations 8 --prompts 8
 
-Each variant is DTYPE or DTYPE+QUANTIZATION. The text is people's conversations (Open Assistant) in the model's chat
-template. Columns: perplexity over every token; the share of places where the likeliest token, given the same text,
-is float32's; of greedy answers to the first questions, the share that equals float32's to the end, and after how
-many tokens the others leave it (median); the model's tensors in MB.
+Each variant is DTYPE, DTYPE+QUANTIZATION or either with +kv-int8. The text is people's conversations (Open
+Assistant) in the model's chat template. Columns: perplexity over every token; the share of places where the
+likeliest token, given the same text, is float32's; of greedy answers to the first questions, the share that
+equals float32's to the end, and after how many tokens the others leave it (median); the model's tensors in
+MB.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("variants", nargs="+", metavar="DTYPE[+QUANTIZATION]")
+    parser.add_argument("variants", nargs="+", metavar="DTYPE[+QUANTIZATION][+kv-int8]")
     parser.add_argument("--model", help="directory, .gguf file or hub id; the embedded model if absent")
     parser.add_argument("--conversations", type=int, default=95, help="conversations that are scored")
     parser.add_argument("--max-tokens", type=int, default=1024, help="tokens scored of each at most")
@@ -80,11 +81,13 @@ def measure(
     variant: str, conversations: Sequence[list[dict[str, str]]], options: argparse.Namespace
 ) -> Measured:
     """Loads the model as the variant says, scores the conversations and answers their first questions."""
-    dtype, _, quantization = variant.partition("+")
+    weights, _, kv_cache_dtype = variant.partition("+kv-")
+    dtype, _, quantization = weights.partition("+")
     tokens = max(MIN_KV_TOKENS, 2 * (options.max_tokens + options.output))
     loaded = load_model(options.model, dtype, quantization=quantization or None)
     megabytes = tensor_bytes() / 1e6
-    engine = Engine(EngineConfig(kv_cache_tokens=tokens), loaded=loaded)
+    config = EngineConfig(kv_cache_tokens=tokens, kv_cache_dtype=kv_cache_dtype or "auto")
+    engine = Engine(config, loaded=loaded)
     texts = [engine.chat_prompt(messages)[: options.max_tokens] for messages in conversations]
     scoring = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=1)
     scored = [

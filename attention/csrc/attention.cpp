@@ -11,6 +11,7 @@
 #include "attention.h"
 
 #include <algorithm>
+#include <type_traits>
 
 #include "few_rows_tiles.h"
 #include "pack.h"
@@ -29,7 +30,7 @@ void write_row(T* out, const float* values, float factor, int head_dim) {
 }  // namespace
 
 // What one thread needs to work on items; everything it writes besides results lies in its scratch memory.
-template <class Math, class T>
+template <class Math, class T, class Kv>  // of q and out; of keys and values
 class Worker {
  public:
   Worker(const PagedAttention& attention, const Layer& layer, Buffer& scratch);
@@ -40,15 +41,19 @@ class Worker {
 
  private:
   using Element = typename Math::Element;
+  static constexpr bool kScaled = std::is_same_v<Kv, int8_t>;
   struct Tile {
     int64_t offsets[kTile];  // of the first head's keys and values
     int valid = 0;
+    const int32_t* page = nullptr;  // of the first key, and its slot in it
+    int slot = 0;
   };
 
   int token(const Block& block, int row) const { return a_.tokens_[static_cast<size_t>(block.first + row / a_.group_)]; }
   Visible visible(const Block& block, int row, int tile) const;
   void load_queries(const Block& block, int head);
   void locate(const Block& block, int tile, Tile& found) const;
+  void load_scales(const Tile& tile, int head);
   void pack(const Tile& tile, int head, const Tile& next, bool next_is_same_head);
   void save_partial(const Block& block, int head, int first_row, int num_rows);
   void rows_of_tile(const Block& block, int first_row, int num_rows, int tile);
@@ -72,10 +77,11 @@ class Worker {
   float* peaks_;      // [rows]
   float* sums_;       // [rows]
   float tile_peaks_[kRowStep], tile_sums_[kRowStep];
+  float key_scales_[kTile + kWidth], value_scales_[kTile + kWidth];  // of int8
 };
 
-template <class Math, class T>
-Worker<Math, T>::Worker(const PagedAttention& attention, const Layer& layer, Buffer& scratch)
+template <class Math, class T, class Kv>
+Worker<Math, T, Kv>::Worker(const PagedAttention& attention, const Layer& layer, Buffer& scratch)
     : a_(attention),
       layer_(layer),
       head_dim_(attention.shape_.head_dim),
@@ -106,15 +112,15 @@ Worker<Math, T>::Worker(const PagedAttention& attention, const Layer& layer, Buf
   sums_ = reinterpret_cast<float*>(parts[8]);
 }
 
-template <class Math, class T>
-Visible Worker<Math, T>::visible(const Block& block, int row, int tile) const {
+template <class Math, class T, class Kv>
+Visible Worker<Math, T, Kv>::visible(const Block& block, int row, int tile) const {
   const int limit = a_.limits_[static_cast<size_t>(token(block, row))], start = tile * kTile;
   const int first = layer_.window > 0 ? limit - layer_.window - start : 0;
   return {std::max(first, 0), std::min(limit - start, kTile)};
 }
 
-template <class Math, class T>
-void Worker<Math, T>::load_queries(const Block& block, int head) {
+template <class Math, class T, class Kv>
+void Worker<Math, T, Kv>::load_queries(const Block& block, int head) {
   const int rows = block.count * a_.group_;
   for (int row = 0; row < rows; ++row) {
     const T* q = static_cast<const T*>(layer_.q) + token(block, row) * layer_.q_stride +
@@ -127,50 +133,81 @@ void Worker<Math, T>::load_queries(const Block& block, int head) {
   }
 }
 
-template <class Math, class T>
-void Worker<Math, T>::locate(const Block& block, int tile, Tile& found) const {
+template <class Math, class T, class Kv>
+void Worker<Math, T, Kv>::locate(const Block& block, int tile, Tile& found) const {
   const int page_size = a_.shape_.page_size, start = tile * kTile;
   found.valid = std::min(kTile, a_.num_keys(block.request) - start);
   const int32_t* page = a_.pages(block.request) + start / page_size;
   int slot = start % page_size;
+  found.page = page;
+  found.slot = slot;
+  const int64_t stride = layer_.pages.slot_stride;
   for (int i = 0; i < found.valid; ++page, slot = 0) {
-    int64_t offset = *page * layer_.page_stride + slot * layer_.slot_stride;
-    for (; slot < page_size && i < found.valid; ++slot, ++i, offset += layer_.slot_stride) found.offsets[i] = offset;
+    int64_t offset = *page * layer_.pages.page_stride + slot * stride;
+    for (; slot < page_size && i < found.valid; ++slot, ++i, offset += stride) found.offsets[i] = offset;
   }
 }
 
-template <class Math, class T>
-void Worker<Math, T>::pack(const Tile& tile, int head, const Tile& next, bool next_is_same_head) {
-  const int64_t at = head * layer_.kv_head_stride;
-  const T* k = static_cast<const T*>(layer_.k);
-  const T* v = static_cast<const T*>(layer_.v);
-  const int tokens = std::min(kTile, round_up(tile.valid, kRowStep)), heads = a_.shape_.num_kv_heads;
-  const auto ahead = [&](const T* base) {
-    return next_is_same_head ? Ahead<T>::of_share(base + at, next.offsets, next.valid, head_dim_, 0, 1)
-                             : Ahead<T>::of_share(base, next.offsets, next.valid, head_dim_ * heads, head, heads);
-  };
-  pack_keys<Math>(TileRows<T>{k + at, tile.offsets, tile.valid, ahead(k)}, head_dim_, tokens, keys_);
-  pack_values<Math>(TileRows<T>{v + at, tile.offsets, tile.valid, ahead(v)}, head_dim_, tokens, values_);
+// Zero behind the last key: what lies in its slots there may be no number.
+template <class Math, class T, class Kv>
+void Worker<Math, T, Kv>::load_scales(const Tile& tile, int head) {
+  if constexpr (!kScaled) return;
+  const Pages& pages = layer_.pages;
+  const int32_t* page = tile.page;
+  int slot = tile.slot;
+  for (int i = 0; i < tile.valid; ++page, slot = 0) {
+    const int count = std::min(pages.page_size - slot, tile.valid - i);
+    const float* key = pages.scales_of(pages.k, *page, head) + slot;
+    const float* value = pages.scales_of(pages.v, *page, head) + slot;
+    for (int j = 0; j < count; j += kWidth) {
+      store(key_scales_ + i + j, load_up_to(key + j, count - j));
+      store(value_scales_ + i + j, load_up_to(value + j, count - j));
+    }
+    i += count;
+  }
+  std::fill(key_scales_ + tile.valid, key_scales_ + kTile, 0.0f);
+  std::fill(value_scales_ + tile.valid, value_scales_ + kTile, 0.0f);
 }
 
-template <class Math, class T>
-int Worker<Math, T>::last_key(const Block& block, int first_row, int num_rows, int tile) const {
+template <class Math, class T, class Kv>
+void Worker<Math, T, Kv>::pack(const Tile& tile, int head, const Tile& next, bool next_is_same_head) {
+  const int64_t at = head * layer_.pages.kv_head_stride;
+  const Kv* k = static_cast<const Kv*>(layer_.pages.k);
+  const Kv* v = static_cast<const Kv*>(layer_.pages.v);
+  const int tokens = std::min(kTile, round_up(tile.valid, kRowStep)), heads = a_.shape_.num_kv_heads;
+  const auto ahead = [&](const Kv* base) {
+    return next_is_same_head ? Ahead<Kv>::of_share(base + at, next.offsets, next.valid, head_dim_, 0, 1)
+                             : Ahead<Kv>::of_share(base, next.offsets, next.valid, head_dim_ * heads, head, heads);
+  };
+  load_scales(tile, head);
+  pack_keys<Math>(TileRows<Kv>{k + at, tile.offsets, tile.valid, ahead(k)}, head_dim_, tokens, keys_);
+  pack_values<Math>(TileRows<Kv>{v + at, tile.offsets, tile.valid, ahead(v)}, head_dim_, tokens, values_);
+}
+
+template <class Math, class T, class Kv>
+int Worker<Math, T, Kv>::last_key(const Block& block, int first_row, int num_rows, int tile) const {
   int last = 1;
   for (int row = 0; row < num_rows; ++row) last = std::max(last, visible(block, first_row + row, tile).last);
   return round_up(last, 32);
 }
 
 // From scores_ to weights_, tile_peaks_ and tile_sums_.
-template <class Math, class T>
-void Worker<Math, T>::weigh(const Block& block, int first_row, int num_rows, int tile, int keys) {
+template <class Math, class T, class Kv>
+void Worker<Math, T, Kv>::weigh(const Block& block, int first_row, int num_rows, int tile, int keys) {
+  const auto scales = [&] {
+    if constexpr (kScaled)
+      return Scales{key_scales_, value_scales_};
+    else
+      return NoScales{};
+  }();
   for (int row = 0; row < num_rows; ++row)
     softmax_row(scores_ + row * kTile, weights_ + row * kTile, keys, visible(block, first_row + row, tile), logits_,
-                &tile_peaks_[row], &tile_sums_[row]);
+                scales, &tile_peaks_[row], &tile_sums_[row]);
 }
 
 // Leaves the tile's result for these rows in tile_out_, tile_peaks_ and tile_sums_.
-template <class Math, class T>
-void Worker<Math, T>::rows_of_tile(const Block& block, int first_row, int num_rows, int tile) {
+template <class Math, class T, class Kv>
+void Worker<Math, T, Kv>::rows_of_tile(const Block& block, int first_row, int num_rows, int tile) {
   const int keys = last_key(block, first_row, num_rows, tile);
   matmul<Math>(queries_ + static_cast<ptrdiff_t>(first_row) * words_, words_, keys_, scores_, kTile, num_rows, keys,
                words_);
@@ -179,38 +216,42 @@ void Worker<Math, T>::rows_of_tile(const Block& block, int first_row, int num_ro
                num_rows, value_cols_, keys / Math::kPerWord);
 }
 
-template <class Math, class T>
-bool Worker<Math, T>::few_rows_of_tile(const Block& block, int head, int rows, const Tile& tile, const Tile& next) {
+template <class Math, class T, class Kv>
+bool Worker<Math, T, Kv>::few_rows_of_tile(const Block& block, int head, int rows, const Tile& tile, const Tile& next) {
   const int heads = a_.shape_.num_kv_heads;
   const auto view = [&](const void* pool) {
-    const T* base = static_cast<const T*>(pool);
-    return TileRows<T>{base + head * layer_.kv_head_stride, tile.offsets, tile.valid,
-                       Ahead<T>::of_share(base, next.offsets, next.valid, head_dim_ * heads, head, heads)};
+    const Kv* base = static_cast<const Kv*>(pool);
+    return TileRows<Kv>{base + head * layer_.pages.kv_head_stride, tile.offsets, tile.valid,
+                        Ahead<Kv>::of_share(base, next.offsets, next.valid, head_dim_ * heads, head, heads)};
   };
-  const TileRows<T> k = view(layer_.k), v = view(layer_.v);
+  const TileRows<Kv> k = view(layer_.pages.k), v = view(layer_.pages.v);
   const int keys = last_key(block, 0, rows, block.first_tile);
 #if defined(__AMX_BF16__)
-  if constexpr (kHasTiles<Math>) {
+  if constexpr (kHasTiles<Math> && kScaled) {
+    return false;
+  } else if constexpr (kHasTiles<Math>) {
     if (!fits_tiles(rows, head_dim_, a_.shape_.page_size)) return false;
-    few_scores_by_tiles(k, layer_.slot_stride, queries_, words_, rows, scores_);
+    few_scores_by_tiles(k, layer_.pages.slot_stride, queries_, words_, rows, scores_);
     weigh(block, 0, rows, block.first_tile, keys);
     few_values_by_tiles(v, weights_, keys, rows, head_dim_, values_.data, tile_out_, value_cols_);
     return true;
   }
 #endif
-  if (!takes_few_rows(rows, head_dim_, a_.shape_.page_size)) return false;
+  if (!takes_few_rows<Kv>(rows, head_dim_, a_.shape_.page_size)) return false;
   constexpr auto counts = std::make_integer_sequence<int, kFewRows>();
-  constexpr auto few_scores = all_few_scores<Math, T>(counts);
-  constexpr auto few_values = all_few_values<Math, T>(counts);
+  constexpr auto few_scores = all_few_scores<Math, Kv>(counts);
+  constexpr auto few_values = all_few_values<Math, Kv>(counts);
   const auto index = static_cast<size_t>(rows - 1);
-  few_scores[index](k, layer_.slot_stride, queries_, words_, scores_);
+  load_scales(tile, head);
+  few_scores[index](k, layer_.pages.slot_stride, queries_, words_, scores_);
   weigh(block, 0, rows, block.first_tile, keys);
-  few_values[index](v, layer_.slot_stride, reinterpret_cast<const Word*>(weights_), keys, head_dim_, tile_out_, value_cols_);
+  few_values[index](v, layer_.pages.slot_stride, reinterpret_cast<const Word*>(weights_), keys, head_dim_, tile_out_,
+                    value_cols_);
   return true;
 }
 
-template <class Math, class T>
-void Worker<Math, T>::merge_rows(int first_row, int num_rows) {
+template <class Math, class T, class Kv>
+void Worker<Math, T, Kv>::merge_rows(int first_row, int num_rows) {
   for (int row = 0; row < num_rows; row += kWidth) {
     float* peaks = peaks_ + first_row + row;
     float* sums = sums_ + first_row + row;
@@ -227,8 +268,8 @@ void Worker<Math, T>::merge_rows(int first_row, int num_rows) {
   }
 }
 
-template <class Math, class T>
-void Worker<Math, T>::whole(const Block& block, int head) {
+template <class Math, class T, class Kv>
+void Worker<Math, T, Kv>::whole(const Block& block, int head) {
   const int rows = block.count * a_.group_;
   load_queries(block, head);
   std::fill(out_, out_ + static_cast<ptrdiff_t>(rows) * value_cols_, 0.0f);
@@ -258,8 +299,8 @@ void Worker<Math, T>::whole(const Block& block, int head) {
   }
 }
 
-template <class Math, class T>
-void Worker<Math, T>::partial(const Block& block, const Block* next) {
+template <class Math, class T, class Kv>
+void Worker<Math, T, Kv>::partial(const Block& block, const Block* next) {
   const int rows = block.count * a_.group_, tile = block.first_tile;
   locate(block, tile, tiles_[0]);
   tiles_[1].valid = 0;
@@ -279,8 +320,8 @@ void Worker<Math, T>::partial(const Block& block, const Block* next) {
   }
 }
 
-template <class Math, class T>
-void Worker<Math, T>::save_partial(const Block& block, int head, int first_row, int num_rows) {
+template <class Math, class T, class Kv>
+void Worker<Math, T, Kv>::save_partial(const Block& block, int head, int first_row, int num_rows) {
   for (int i = 0; i < num_rows; ++i) {
     const int row = first_row + i;
     const ptrdiff_t partial = a_.first_partial_[static_cast<size_t>(token(block, row))] + block.first_tile;
@@ -349,11 +390,19 @@ void PagedAttention::prepare(int num_threads) {
 
 template <class T>
 void PagedAttention::work(Team::Member& team, const Layer& layer) {
+  if (layer.pages.storage == Storage::kInt8)
+    work_on<T, int8_t>(team, layer);
+  else
+    work_on<T, T>(team, layer);
+}
+
+template <class T, class Kv>
+void PagedAttention::work_on(Team::Member& team, const Layer& layer) {
   const int heads = shape_.num_kv_heads;
   const int num_whole = static_cast<int>(whole_.size()) * heads, num_partial = static_cast<int>(partial_.size());
   // A thread takes neighbours where there are many, so that what it fetches ahead is what it works on.
   const int several = std::clamp(num_partial / (layer.num_threads * 8), 1, 4);
-  Worker<typename AttentionMath<T>::Type, T> worker(*this, layer, scratch_[static_cast<size_t>(team.thread)]);
+  Worker<typename AttentionMath<T>::Type, T, Kv> worker(*this, layer, scratch_[static_cast<size_t>(team.thread)]);
   team.share(num_whole + (num_partial + several - 1) / several, [&](int item) {
     if (item < num_whole) return worker.whole(whole_[static_cast<size_t>(item / heads)], item % heads);
     const int begin = (item - num_whole) * several, end = std::min(begin + several, num_partial);

@@ -4,8 +4,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "pages.h"
 #include "softmax.h"
-#include "storage.h"
 #include "team.h"
 
 namespace trunkline {
@@ -33,13 +33,11 @@ struct Step {
 struct Layer {
   const void* q;
   void* out;
-  const void* k;
-  const void* v;
-  int64_t q_stride, out_stride;                     // from token to token
-  int64_t page_stride, slot_stride, kv_head_stride;  // of k and v
-  float scale, soft_cap;                            // soft_cap 0: none
-  int32_t window;                                   // positions a query sees, itself included; 0: all
-  Storage storage;                                  // of q, k, v and out
+  Pages pages;                   // of q's type, or of int8
+  int64_t q_stride, out_stride;  // from token to token
+  float scale, soft_cap;         // soft_cap 0: none
+  int32_t window;                // positions a query sees, itself included; 0: all
+  Storage storage;               // of q and out
   int32_t num_threads;
 };
 
@@ -65,7 +63,7 @@ class PagedAttention {
   void work(Team::Member& team, const Layer& layer);
 
  private:
-  template <class Math, class T>
+  template <class Math, class T, class Kv>
   friend class Worker;
 
   int num_keys(int request) const;
@@ -74,6 +72,8 @@ class PagedAttention {
   void plan_split(int request);
   void lay_out_tokens();
   bool is_beyond_window(const Block& block, int window) const;
+  template <class T, class Kv>
+  void work_on(Team::Member& team, const Layer& layer);
   template <class T>
   void merge_partials(const Layer& layer, int index);
 

@@ -15,8 +15,7 @@ struct DecoderLayer {
   const void* attention_norm;  // [hidden], as mlp_norm
   const void* mlp_norm;
   const void* head_norm;  // [num_heads + num_kv_heads, head_dim], or null
-  void* k_pool;
-  void* v_pool;
+  Pages pages;
   Linear qkv, out, gate_up, down;  // gate_up is gated
   int32_t window;                  // as Layer's
 };
@@ -27,7 +26,7 @@ struct DecoderModel {
   const float* cos;  // [positions, head_dim / 2], as sin
   const float* sin;
   Linear head;
-  Layer attention;  // all but pointers, window and threads
+  Layer attention;  // all but pointers, pages, window and threads
   int32_t num_layers, hidden, num_heads, num_kv_heads, head_dim;
   float norm_eps;
 };
@@ -166,15 +165,15 @@ class Decoder::Pass {
 
   void attend(const DecoderLayer& layer) {
     const ptrdiff_t heads = model_.num_heads + 2 * model_.num_kv_heads, dim = model_.head_dim;
-    const RotaryStore rotary{d_.qkv_.data(),    d_.q_.data(),        layer.k_pool,       layer.v_pool,
-                             model_.cos,        model_.sin,          step_.positions,    step_.slots,
-                             layer.head_norm,   heads * dim,         step_.tokens,       model_.num_heads,
-                             model_.num_kv_heads, model_.head_dim,   model_.norm_eps,    model_.attention.storage, 1};
+    const RotaryStore rotary{d_.qkv_.data(),      d_.q_.data(),     layer.pages,     model_.cos,
+                             model_.sin,          step_.positions,  step_.slots,     layer.head_norm,
+                             heads * dim,         step_.tokens,     model_.num_heads, model_.num_kv_heads,
+                             model_.head_dim,     model_.norm_eps,  model_.attention.storage, 1};
     team_.share(step_.tokens, run_of(step_.tokens), [&](int token) { rotate_and_store<T>(rotary, token); });
     spent(kRotary);
     Layer job = model_.attention;
     job.q = d_.q_.data(), job.out = d_.attended_.data();
-    job.k = layer.k_pool, job.v = layer.v_pool;
+    job.pages = layer.pages;
     job.q_stride = job.out_stride = model_.num_heads * dim;
     job.window = layer.window;
     job.num_threads = step_.num_threads;

@@ -10,8 +10,10 @@ namespace trunkline {
 
 constexpr int kFewRows = kWidth / 2;  // their sums and a square of keys fill the registers
 
+template <class T>
 inline bool takes_few_rows(int rows, int head_dim, int page_size) {
-  return rows <= kFewRows && page_size % kWidth == 0 && head_dim % (2 * kWidth) == 0;
+  const int multiple = std::max(2 * kWidth, 16 / static_cast<int>(sizeof(T)));
+  return rows <= kFewRows && page_size % kWidth == 0 && head_dim % multiple == 0;
 }
 
 // scores [row][kTile] of a tile's keys; queries [rows, words]. What lies behind the last key is hidden later, whatever
@@ -42,7 +44,7 @@ inline void few_scores(const TileRows<T>& keys, int64_t slot_stride, const Word*
         load_columns<Math, T>([&](int i) { return quarters[group][i / 4] + i % 4 * stride; }, columns);
 #pragma GCC unroll 4
         for (int i = 0; i < kWidth / 4; ++i) quarters[group][i] += 16;
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int i = 0; i < kCount; ++i)
 #pragma GCC unroll 8
           for (int r = 0; r < kRows; ++r)
@@ -57,11 +59,12 @@ inline void few_scores(const TileRows<T>& keys, int64_t slot_stride, const Word*
 }
 
 // Two vectors of words of the values in `rows`, from column `col` on. Pairs of bf16 come in the order 0-3, 8-11, 16-19,
-// 24-27, then the others: that takes one instruction a vector, and the order is restored when sums are stored.
+// 24-27, then the others: that takes one instruction a vector, and the order is restored when sums are stored. Those made
+// of int8 come in order.
 template <class Math, class T>
 inline void value_pair(const T* const (&rows)[2], int col, Bits (&words)[2]) {
 #if defined(__AVX512BF16__)
-  if constexpr (Math::kPerWord == 2) {
+  if constexpr (Math::kPerWord == 2 && sizeof(T) == sizeof(bf16)) {
     __m512i low, high;
     memcpy(&low, rows[0] + col, sizeof(low));
     memcpy(&high, rows[1] + col, sizeof(high));
@@ -74,10 +77,10 @@ inline void value_pair(const T* const (&rows)[2], int col, Bits (&words)[2]) {
   words[1] = value_words<Math>(rows, col + kWidth);
 }
 
-template <class Math>
+template <class Math, class T>
 inline void store_value_pair(float* out, Vec a, Vec b) {
 #if defined(__AVX512BF16__)
-  if constexpr (Math::kPerWord == 2) {
+  if constexpr (Math::kPerWord == 2 && sizeof(T) == sizeof(bf16)) {
     const Vec first = __builtin_shufflevector(a, b, 0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
     b = __builtin_shufflevector(a, b, 8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
     a = first;
@@ -125,7 +128,7 @@ inline void few_value_cols(const TileRows<T>& values, int64_t slot_stride, const
   for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 2
     for (int pair = 0; pair < kPairs; ++pair)
-      store_value_pair<Math>(out + r * out_stride + col + 2 * pair * kWidth, sum[r][pair][0], sum[r][pair][1]);
+      store_value_pair<Math, T>(out + r * out_stride + col + 2 * pair * kWidth, sum[r][pair][0], sum[r][pair][1]);
 }
 
 template <class Math, class T, int kRows>

@@ -140,7 +140,7 @@ inline void few_values_by_tiles(const TileRows<T>& values, const bf16* weights, 
     for (int row = 0; row < rows; ++row)
       for (int half = col; half < col + 64; half += 32) {
         float* const at = out + row * out_stride + half;
-        store_value_pair<TileMath>(at, load(at), load(at + kWidth));
+        store_value_pair<TileMath, T>(at, load(at), load(at + kWidth));
       }
   }
 }

@@ -92,14 +92,26 @@ inline Bits load_words(const T* row, int first, int head_dim) {
 template <class Math, class T>
 constexpr int kColumns = 16 / static_cast<int>(sizeof(T)) / Math::kPerWord;
 
-// The words that 16 bytes of kWidth rows become; out[i] holds word i of each.
+// The words that 16 bytes of kWidth rows become; out[i] holds word i of each. Numbers of int8 become those of the words.
 template <class Math, class T, class Row>
 inline void load_columns(const Row& row, Bits (&out)[kColumns<Math, T>]) {
   Bits lanes[4];
   load_transposed(row, lanes);
 #pragma GCC unroll 4
   for (int i = 0; i < 4; ++i) {
-    if constexpr (kColumns<Math, T> == 4) {
+    if constexpr (sizeof(T) == 1) {
+      Vec bytes[4];
+#pragma GCC unroll 4
+      for (int byte = 0; byte < 4; ++byte)
+        bytes[byte] = __builtin_convertvector(bit_cast<Ints>(lanes[i] << (24 - 8 * byte)) >> 24, Vec);
+#pragma GCC unroll 4
+      for (int word = 0; word < 4 / Math::kPerWord; ++word) {
+        if constexpr (Math::kPerWord == 1)
+          out[4 * i + word] = bit_cast<Bits>(bytes[word]);
+        else
+          out[2 * i + word] = pair(bytes[2 * word], bytes[2 * word + 1]);
+      }
+    } else if constexpr (kColumns<Math, T> == 4) {
       out[i] = lanes[i];
     } else {
       out[2 * i] = lanes[i] << 16;
@@ -130,7 +142,7 @@ inline void pack_keys(const TileRows<T>& keys, int head_dim, int tokens, const P
           memcpy(rows[i], keys.row(token + i) + first, sizeof(T) * static_cast<size_t>(count));
         load_columns<Math, T>([&](int i) { return rows[i]; }, columns);
       }
-#pragma GCC unroll 8
+#pragma GCC unroll 16
       for (int i = 0; i < kCount; ++i, to += stride)
         if (word + i < words) memcpy(to, &columns[i], sizeof(Bits));
     }

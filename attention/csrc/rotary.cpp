@@ -1,17 +1,16 @@
 // From the fused projection to rotated queries, and keys and values in their pages, in one pass.
 //
 // A pair of the rotary embedding is one coordinate from each half of a head (as transformers has it).
+#include "matmul.h"
+#include "pages.h"
 #include "parallel.h"
-#include "simd.h"
-#include "storage.h"
 
 namespace trunkline {
 
 struct RotaryStore {
   const void* qkv;  // [tokens, num_heads + 2 num_kv_heads, head_dim]
   void* q;          // [tokens, num_heads, head_dim], dense
-  void* k_pool;     // [slots, num_kv_heads, head_dim], dense, as v_pool
-  void* v_pool;
+  Pages pages;
   const float* cos;  // [positions, head_dim / 2], as sin
   const float* sin;
   const int64_t* positions;
@@ -24,20 +23,20 @@ struct RotaryStore {
   int32_t num_threads;
 };
 
-// Keys that were rotated elsewhere, and values: into their pages as they are.
+// Keys that were rotated elsewhere, and values: into their pages.
 struct Store {
   const void* k;  // [tokens, num_kv_heads * head_dim]
   const void* v;
-  void* k_pool;
-  void* v_pool;
+  Pages pages;
   const int64_t* slots;
-  int64_t k_stride, v_stride;  // from token to token, in bytes
-  int32_t tokens, row_bytes;
+  int64_t k_stride, v_stride;  // from token to token
+  int32_t tokens, num_kv_heads, head_dim;
+  Storage storage;
   int32_t num_threads;
 };
 
-template <class T>
-inline void rotate_head(const T* x, T* out, const float* cos, const float* sin, const T* norm_weight, float eps,
+template <class T, class Out>
+inline void rotate_head(const T* x, Out* out, const float* cos, const float* sin, const T* norm_weight, float eps,
                         int head_dim) {
   const int half = head_dim / 2;
   Vec scale = splat(1.0f);
@@ -63,19 +62,30 @@ inline void rotate_head(const T* x, T* out, const float* cos, const float* sin, 
 
 template <class T>
 void rotate_and_store(const RotaryStore& job, int token) {
-  const ptrdiff_t head_dim = job.head_dim, kv_size = job.num_kv_heads * head_dim;
-  const T* row = static_cast<const T*>(job.qkv) + token * job.qkv_stride;
-  const float* cos = job.cos + job.positions[token] * (head_dim / 2);
-  const float* sin = job.sin + job.positions[token] * (head_dim / 2);
+  const ptrdiff_t head_dim = job.head_dim;
+  const int64_t slot = job.slots[token];
+  const T* x = static_cast<const T*>(job.qkv) + token * job.qkv_stride;
+  const T* weight = static_cast<const T*>(job.norm_weight);
+  const auto rotate = [&](auto* out) {
+    const float* cos = job.cos + job.positions[token] * (head_dim / 2);
+    const float* sin = job.sin + job.positions[token] * (head_dim / 2);
+    rotate_head(x, out, cos, sin, weight, job.norm_eps, job.head_dim);
+    x += head_dim;
+    if (weight != nullptr) weight += head_dim;
+  };
   T* q = static_cast<T*>(job.q) + token * job.num_heads * head_dim;
-  T* k = static_cast<T*>(job.k_pool) + job.slots[token] * kv_size;
-  for (ptrdiff_t head = 0; head < job.num_heads + job.num_kv_heads; ++head) {
-    const T* weight = job.norm_weight == nullptr ? nullptr : static_cast<const T*>(job.norm_weight) + head * head_dim;
-    T* out = head < job.num_heads ? q + head * head_dim : k + (head - job.num_heads) * head_dim;
-    rotate_head(row + head * head_dim, out, cos, sin, weight, job.norm_eps, job.head_dim);
+  for (int head = 0; head < job.num_heads; ++head) rotate(q + head * head_dim);
+  for (int head = 0; head < job.num_kv_heads; ++head) {
+    if (job.pages.storage == Storage::kInt8) {
+      float k[kMaxHeadDim];
+      rotate(k);
+      job.pages.store(job.pages.k, slot, head, k, job.head_dim);
+    } else {
+      rotate(static_cast<T*>(job.pages.k) + job.pages.offset(slot, head));
+    }
   }
-  const T* v = row + (job.num_heads + job.num_kv_heads) * head_dim;
-  memcpy(static_cast<T*>(job.v_pool) + job.slots[token] * kv_size, v, sizeof(T) * static_cast<size_t>(kv_size));
+  for (int head = 0; head < job.num_kv_heads; ++head, x += head_dim)
+    job.pages.store(job.pages.v, slot, head, x, job.head_dim);
 }
 
 inline void run(const RotaryStore& job) {
@@ -86,11 +96,16 @@ inline void run(const RotaryStore& job) {
 }
 
 inline void run(const Store& job) {
-  const auto bytes = static_cast<size_t>(job.row_bytes);
-  parallel_for(job.tokens, 64, job.num_threads, [&](int token) {
-    const ptrdiff_t to = job.slots[token] * job.row_bytes;
-    memcpy(static_cast<char*>(job.k_pool) + to, static_cast<const char*>(job.k) + token * job.k_stride, bytes);
-    memcpy(static_cast<char*>(job.v_pool) + to, static_cast<const char*>(job.v) + token * job.v_stride, bytes);
+  with_storage(job.storage, [&](auto t) {
+    using T = decltype(t);
+    parallel_for(job.tokens, 64, job.num_threads, [&](int token) {
+      const T* k = static_cast<const T*>(job.k) + token * job.k_stride;
+      const T* v = static_cast<const T*>(job.v) + token * job.v_stride;
+      for (int head = 0; head < job.num_kv_heads; ++head, k += job.head_dim, v += job.head_dim) {
+        job.pages.store(job.pages.k, job.slots[token], head, k, job.head_dim);
+        job.pages.store(job.pages.v, job.slots[token], head, v, job.head_dim);
+      }
+    });
   });
 }
 

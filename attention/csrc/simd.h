@@ -64,6 +64,25 @@ inline Bits widen(const bf16* p) {
 
 inline Vec load(const bf16* p) { return bit_cast<Vec>(widen(p) << 16); }
 
+inline Vec load(const int8_t* p) {
+  typedef int8_t Bytes __attribute__((vector_size(kWidth)));
+  Bytes bytes;
+  memcpy(&bytes, p, sizeof(bytes));
+#if defined(__AVX512F__)
+  return Vec(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(__m128i(bytes))));
+#else
+  return __builtin_convertvector(__builtin_convertvector(bytes, Ints), Vec);
+#endif
+}
+
+// The nearest whole numbers, of a magnitude of up to 127.
+inline void store(int8_t* p, Vec v) {
+  typedef int8_t Bytes __attribute__((vector_size(kWidth)));
+  // Adding 1.5 * 2^23 rounds to a whole number, which then lies in the low bits.
+  const Bytes bytes = __builtin_convertvector(bit_cast<Ints>(v + splat(12582912.0f)), Bytes);
+  memcpy(p, &bytes, sizeof(bytes));
+}
+
 inline void store(bf16* p, Vec v) {
 #if defined(__AVX512BF16__)
   const __m256bh h = _mm512_cvtneps_pbh(__m512(v));
@@ -206,6 +225,10 @@ inline Vec tanh(Vec x) {
 
 // Pairs of bfloat16, the lower half of each from `low`.
 inline Bits interleave(const bf16* low, const bf16* high) { return widen(low) | (widen(high) << 16); }
+
+// The same of numbers that bfloat16 holds exactly, as it does all bytes.
+inline Bits pair(Vec low, Vec high) { return bit_cast<Bits>(low) >> 16 | bit_cast<Bits>(high); }
+inline Bits interleave(const int8_t* low, const int8_t* high) { return pair(load(low), load(high)); }
 
 // Fetches `count` elements that will be read soon into the level-2 cache; level 1 has no room to spare.
 template <class T>

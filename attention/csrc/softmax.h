@@ -36,14 +36,29 @@ inline Vec hide(Vec logits, int key, Visible visible) {
   return (lane >= visible.first) & (lane < visible.last) ? logits : splat(kNothing);
 }
 
-// Turns scores [keys] into weights [keys], of float or bf16.
-template <class Element>
-inline void softmax_row(float* scores, Element* weights, int keys, Visible visible, const Logits& logits, float* peak,
-                        float* sum) {
+// What the scores of a tile's keys and the weights of its values are multiplied with: nothing, or a factor each.
+struct NoScales {
+  static constexpr bool kScales = false;
+  Vec score(Vec x, int) const { return x; }
+  Vec weight(Vec x, int) const { return x; }
+};
+struct Scales {
+  static constexpr bool kScales = true;
+  const float* keys;
+  const float* values;
+
+  Vec score(Vec x, int key) const { return x * load(keys + key); }
+  Vec weight(Vec x, int key) const { return x * load(values + key); }
+};
+
+// Turns scores [keys] into weights [keys], of float or bf16. The weights are scaled after they were summed.
+template <class Element, class AnyScales>
+inline void softmax_row(float* scores, Element* weights, int keys, Visible visible, const Logits& logits,
+                        const AnyScales& scales, float* peak, float* sum) {
   Vec most = splat(kNothing);
   for (int key = 0; key < keys; key += kWidth) {
-    const Vec score = load(scores + key), x = hide(logits.capped(score), key, visible);
-    if (logits.soft_cap != 0.0f || !is_seen(key, visible)) store(scores + key, x);
+    const Vec x = hide(logits.capped(scales.score(load(scores + key), key)), key, visible);
+    if (AnyScales::kScales || logits.soft_cap != 0.0f || !is_seen(key, visible)) store(scores + key, x);
     most = max(most, x);
   }
   const float factor = logits.factor(), top = reduce_max(most) * factor;
@@ -54,7 +69,7 @@ inline void softmax_row(float* scores, Element* weights, int keys, Visible visib
   for (int key = 0; key < keys; key += kWidth) {
     const Vec weight = exp2(fma(load(scores + key), splat(factor), shift));
     total += weight;
-    store(weights + key, weight);
+    store(weights + key, scales.weight(weight, key));
   }
   *sum = reduce_add(total);
 }

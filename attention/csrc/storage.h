@@ -5,9 +5,9 @@
 
 namespace trunkline {
 
-enum class Storage : int32_t { kFloat = 0, kBf16 = 1 };
+enum class Storage : int32_t { kFloat = 0, kBf16 = 1, kInt8 = 2 };
 
-// Calls body with a value of the type that `storage` names.
+// Calls body with a value of the type that `storage` names: float or bf16.
 template <class Body>
 inline void with_storage(Storage storage, const Body& body) {
   if (storage == Storage::kFloat)

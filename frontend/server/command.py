@@ -35,6 +35,9 @@ Port = Annotated[int, typer.Option(help="Port to listen on; 0 takes one that is 
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="YAML file with engine settings.")]
 Dtype = Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.")]
 MaxModelLen = Annotated[int | None, typer.Option(help="Most tokens of prompt and answer together.")]
+KvDtype = Annotated[
+    str | None, typer.Option(help="auto, as the weights; int8: half the KV cache's memory, on CPUs.")
+]
 KvTokens = Annotated[int | None, typer.Option(help="Tokens the KV cache holds; a share of memory if absent.")]
 Names = Annotated[list[str] | None, typer.Option(help="Name of the model in requests; may be repeated.")]
 AnyModel = Annotated[bool, typer.Option("--accept-any-model", help="Answer whatever model a request names.")]
@@ -72,6 +75,7 @@ def serve(
     dtype: Dtype = None,
     quantization: Quantization = None,
     max_model_len: MaxModelLen = None,
+    kv_cache_dtype: KvDtype = None,
     kv_cache_tokens: KvTokens = None,
     served_model_name: Names = None,
     accept_any_model: AnyModel = False,
@@ -113,6 +117,7 @@ def serve(
         "dtype": dtype,
         "quantization": quantization,
         "max_model_len": max_model_len,
+        "kv_cache_dtype": kv_cache_dtype,
         "kv_cache_tokens": kv_cache_tokens,
     }
     _run(settings, config, typed, log_level)

@@ -46,14 +46,15 @@ def assemble(config: EngineConfig, loaded: LoadedModel) -> Assembly:
     dtype, device = loaded.model.dtype, loaded.model.device
     page_size = config.radix.page_size
     attention = loaded.config.attention_config(page_size)
-    num_pages = _num_pages(config, KVPool.page_bytes(attention, dtype), device)
+    backend_name = _backend_name(config, attention, dtype, device)
+    kv_dtype = _kv_dtype(config, dtype, backend_name)
+    num_pages = _num_pages(config, KVPool.page_bytes(attention, kv_dtype), device)
     max_model_len = _max_model_len(config, loaded, num_pages * page_size)
     cache = PrefixCache(PagePool(num_pages, page_size), config.radix)
     scheduler = Scheduler(cache, config.scheduler)
-    kv_pool = KVPool(attention, num_pages, dtype, device)
+    kv_pool = KVPool(attention, num_pages, kv_dtype, device)
     num_host_pages = config.scheduler.num_host_pages
     host_pool = HostPool(kv_pool, num_host_pages) if num_host_pages else None
-    backend_name = _backend_name(config, attention, dtype, device)
     backend = make_backend(backend_name, attention, kv_pool)
     sampler = Sampler(loaded.config.vocab_size, device)
     grammars = Grammars(loaded.tokenizer, loaded.config.vocab_size, loaded.eos_token_ids)
@@ -104,3 +105,17 @@ def _backend_name(
     if device.type == "cuda" and flashinfer.unavailable(attention, dtype, device) is None:
         return "flashinfer"
     return "cpu" if device.type == "cpu" and native.supports(dtype) else "torch"
+
+
+def _kv_dtype(config: EngineConfig, dtype: torch.dtype, backend_name: str) -> torch.dtype:
+    """Of KV pages; raises ConfigError where nothing here attends to such."""
+    if config.kv_cache_dtype == "auto":
+        return dtype
+    where = f"kv_cache_dtype {config.kv_cache_dtype!r}"
+    if (reason := native.unavailable()) is not None:
+        raise ConfigError(f"{where}: {reason}")
+    if backend_name != "cpu" or not native.supports(dtype):
+        raise ConfigError(
+            f"{where} needs the cpu attention backend and float32 or bfloat16, not {backend_name} and {dtype}"
+        )
+    return torch.int8

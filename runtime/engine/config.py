@@ -12,6 +12,7 @@ from trunkline.scheduler import SchedulerConfig
 __all__ = ["EngineConfig"]
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+KV_CACHE_DTYPES = ("auto", "int8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +20,8 @@ class EngineConfig:
     """The settings of an `Engine`; those of each room come in the room's own config.
 
     model: a directory, a .gguf file or a hub id; None is the embedded SmolLM2-135M-Instruct.
-    dtype: of weights and KV pages: auto, float32, bfloat16 or float16.
+    dtype: of weights, and of KV pages but for `kv_cache_dtype`: auto, float32, bfloat16 or float16.
+    kv_cache_dtype: auto is `dtype`; int8: keys and values in a byte a number, with the cpu attention backend.
     quantization: None; int8: weights of the linear layers, and what they are multiplied with; gguf: the blocks of a
         .gguf file as they are; on CPUs.
     device: auto, cpu, cuda or cuda:N.
@@ -38,6 +40,7 @@ class EngineConfig:
     device: str = "auto"
     attention_backend: str = "auto"
     max_model_len: int | None = None
+    kv_cache_dtype: str = "auto"
     kv_cache_tokens: int | None = None
     kv_cache_fraction: float = 0.25
     overlap: bool | None = None
@@ -48,6 +51,10 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise ConfigError(f"dtype {self.dtype!r} is none of {', '.join(DTYPES)}")
+        if self.kv_cache_dtype not in KV_CACHE_DTYPES:
+            raise ConfigError(
+                f"kv_cache_dtype {self.kv_cache_dtype!r} is none of {', '.join(KV_CACHE_DTYPES)}"
+            )
         if self.quantization not in (None, *QUANTIZATIONS):
             raise ConfigError(f"quantization {self.quantization!r} is none of {', '.join(QUANTIZATIONS)}")
         for name in ("max_model_len", "kv_cache_tokens"):

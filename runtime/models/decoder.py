@@ -65,7 +65,7 @@ class CausalLM:
     def native_decoder(self, backend: CpuBackend) -> NativeDecoder | None:
         """All layers in one call, where this backend and the form of the weights allow it."""
         if backend not in self._decoders:
-            weights = self._packed() if backend.dtype == self.dtype else None
+            weights = self._packed() if backend.takes(self.dtype) else None
             self._decoders[backend] = None if weights is None else NativeDecoder(weights, backend)
         return self._decoders[backend]
 

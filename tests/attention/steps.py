@@ -51,6 +51,7 @@ def make_step(
     layer: int = 0,
     shared: int = 0,
     dtype: torch.dtype = torch.float32,
+    kv_dtype: torch.dtype | None = None,
     seed: int = 0,
     masked: bool = False,
     device: str = "cpu",
@@ -59,14 +60,14 @@ def make_step(
 
     Requests with at least `shared` tokens in the pool share the pages of their first `shared`, as a radix
     tree would have it (`shared` is a multiple of the page size). Every slot that holds no key is NaN. With `masked`
-    each request has a random mask instead of causality.
+    each request has a random mask instead of causality. Keys and values of int8 (`kv_dtype`) are answered as rounded.
     """
     rng = np.random.default_rng(seed)
     size = config.page_size
     needed = [-(-(start + length) // size) for start, length in requests]
     numbers = rng.permutation(np.arange(1, sum(needed) + shared // size + 3)).astype(np.int32)
-    pool = KVPool(config, len(numbers), dtype)
-    pool.data.fill_(torch.nan)
+    pool = KVPool(config, len(numbers), kv_dtype or dtype)
+    poison(pool)
 
     trunk_pages, numbers = np.split(numbers, [shared // size])
     trunk = _random(rng, dtype, 2, shared, config.num_kv_heads, config.head_dim)
@@ -79,13 +80,15 @@ def make_step(
             table[: shared // size] = trunk_pages
         for position in range(start):
             page, offset = table[position // size], position % size
-            pool.data[:, layer, page, offset] = history[:, position]
+            put(pool, layer, page, offset, history[:, position])
         queries = _random(rng, dtype, length, config.num_heads, config.head_dim)
         tables.append(table)
         q.append(queries)
         k.append(history[0, start:])
         v.append(history[1, start:])
-        wide = [part.double().numpy() for part in (queries, history[0], history[1])]
+        wide = [
+            part.double().numpy() for part in (queries, *(history if kv_dtype is None else rounded(history)))
+        ]
         mask = _random_mask(rng, length, start + length) if masked else None
         masks.append(mask)
         answer = dense_attention(*wide, config.scale, config.window(layer), config.logits_soft_cap, mask)
@@ -103,6 +106,31 @@ def make_step(
         torch.cat(v).to(device),
         torch.cat(expected),
     )
+
+
+def poison(pool: KVPool) -> None:
+    """NaN in every slot; where keys and values are int8, as their scales."""
+    pool.data.fill_(-1 if pool.dtype == torch.int8 else torch.nan)
+
+
+def put(pool: KVPool, layer: int, page: int, offset: int, rows: torch.Tensor) -> None:
+    """Writes the keys and values [2, num_kv_heads, head_dim] of one token."""
+    if pool.dtype == torch.int8:
+        rows, scales = to_int8(rows)
+        pool.k_scales[layer][page, :, offset], pool.v_scales[layer][page, :, offset] = scales.squeeze(-1)
+    pool.k[layer][page, offset], pool.v[layer][page, offset] = rows
+
+
+def to_int8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows as whole multiples of 1/127 of their largest magnitude, and those [..., 1]."""
+    scales = x.float().abs().amax(-1, keepdim=True) / 127
+    return (x.float() * (1 / scales)).round().to(torch.int8), scales
+
+
+def rounded(x: torch.Tensor) -> torch.Tensor:
+    """x, float64, as int8 has it."""
+    whole, scales = to_int8(x)
+    return whole.double() * scales.double()
 
 
 def _random_mask(rng: np.random.Generator, num_queries: int, num_keys: int) -> np.ndarray:

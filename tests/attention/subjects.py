@@ -16,18 +16,21 @@ TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
 
 @dataclass(frozen=True)
 class Subject:
-    """One backend under test; head_dims: the sizes it takes, None for all."""
+    """One backend under test; kv_dtype: of pages, None as q; head_dims: the sizes it takes, None for all."""
 
     name: str
     make: Callable[[AttentionConfig, KVPool], AttentionBackend]
     dtype: torch.dtype = torch.float32
+    kv_dtype: torch.dtype | None = None
     head_dims: tuple[int, ...] | None = None
     masks: bool = True
     device: str = "cpu"
 
     def step(self, config: AttentionConfig, mix: Sequence[tuple[int, int]], **options: Any) -> Step:
         """A random step in the subject's dtype, on its device."""
-        return make_step(config, mix, device=self.device, **({"dtype": self.dtype} | options))
+        return make_step(
+            config, mix, device=self.device, **({"dtype": self.dtype, "kv_dtype": self.kv_dtype} | options)
+        )
 
     def answer(self, config: AttentionConfig, step: Step, layer: int = 0) -> torch.Tensor:
         """What the backend makes of a step."""

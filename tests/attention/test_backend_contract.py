@@ -216,6 +216,12 @@ def test_a_pool_made_for_another_model_is_refused(subject: Subject) -> None:
         subject.make(make_config(num_kv_heads=4), pool)
 
 
+def test_int8_pages_are_refused_by_name(subject: Subject) -> None:
+    config = make_config()
+    with pytest.raises(ConfigError, match=r"a KV pool of torch\.int8 needs the cpu backend"):
+        subject.make(config, KVPool(config, 8, torch.int8))
+
+
 def test_an_unknown_backend_is_named() -> None:
     config = make_config()
     with pytest.raises(

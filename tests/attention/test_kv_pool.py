@@ -56,6 +56,27 @@ def test_pages_are_copied_in_every_layer() -> None:
     assert contents(pool) == [0, 1, 2, 3, 4, 2, 2]
 
 
+def test_rows_of_int8_have_their_scales_in_the_page() -> None:
+    config = make_config(num_heads=3, num_kv_heads=3, head_dim=5, page_size=1, num_layers=2)
+    pool = KVPool(config, 6, torch.int8)
+    assert pool.k[1].shape == pool.v[0].shape == (7, 1, 3, 5)
+    assert pool.k_scales[1].shape == pool.v_scales[0].shape == (7, 3, 1)
+    assert KVPool.page_bytes(config, torch.int8) == 2 * 2 * (16 + 3 * 4)  # 15 bytes, on to a whole float
+    assert pool.data.nbytes == 7 * KVPool.page_bytes(config, torch.int8)
+    for part, number in ((pool.k[1], 2), (pool.v[1], 3), (pool.k_scales[1], 0.4), (pool.v_scales[1], 0.5)):
+        part[2] = number
+    host = HostPool(pool, 3)
+    host.swap_out(pairs((2, 1)))
+    pool.data[:, :, 2] = 0
+    host.swap_in(pairs((1, 6)))
+    pool.copy_pages(pairs((6, 4)))
+    for page in (6, 4):
+        assert (pool.k[1][page] == 2).all()
+        assert (pool.v[1][page] == 3).all()
+        assert (pool.k_scales[1][page] == 0.4).all()
+        assert (pool.v_scales[1][page] == 0.5).all()
+
+
 def test_all_sources_are_read_before_any_page_is_written() -> None:
     pool = numbered_pool()
     pool.copy_pages(pairs((1, 2), (2, 3), (3, 1)))

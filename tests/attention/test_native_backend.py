@@ -9,7 +9,7 @@ import torch
 
 from tests.attention import test_backend_contract as contract
 from tests.attention.native_levels import LEVELS, at_every_level, needs_native
-from tests.attention.steps import make_config, make_step
+from tests.attention.steps import make_config, make_step, poison
 from tests.attention.subjects import Subject
 from trunkline.attention import AttentionConfig, AttentionMetadata, KVPool
 from trunkline.attention.cpu import CpuBackend
@@ -66,6 +66,15 @@ def test_every_group_and_head_size_in_bfloat16(subject: Subject, group: int, hea
     subject.check(config, step)
 
 
+# Of queries, and of pages where those are of another.
+DTYPES = [
+    (torch.float32, None),
+    (torch.bfloat16, None),
+    (torch.float32, torch.int8),
+    (torch.bfloat16, torch.int8),
+]
+
+
 def attend(
     level: str,
     pool: KVPool,
@@ -91,29 +100,36 @@ def random_prompt(
 
 
 @at_every_level
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("dtype", "kv_dtype"), DTYPES)
 @pytest.mark.parametrize(("window", "soft_cap"), [(None, None), (150, 20.0)])
 @pytest.mark.parametrize("chunk", [1, 7, 64, 512])
 def test_a_tokens_result_does_not_depend_on_how_its_prompt_was_cut(
-    level: str, chunk: int, window: int | None, soft_cap: float | None, dtype: torch.dtype
+    level: str,
+    chunk: int,
+    window: int | None,
+    soft_cap: float | None,
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype | None,
 ) -> None:
     config = make_config(num_heads=3, num_kv_heads=1, window=window, soft_cap=soft_cap)
     length = 530 if chunk > 1 else 140
     prompt = random_prompt(config, length, dtype)
     table = np.random.default_rng(0).permutation(np.arange(1, 41)).astype(np.int32)
-    pool = KVPool(config, 40, dtype)
+    pool = KVPool(config, 40, kv_dtype or dtype)
     whole = attend(level, pool, [(0, length)], [table], prompt)
-    pool.data.fill_(torch.nan)
+    poison(pool)
     cuts = [(first, min(first + chunk, length)) for first in range(0, length, chunk)]
     parts = [attend(level, pool, [cut], [table], prompt) for cut in cuts]
     assert torch.equal(torch.cat(parts), whole)
 
 
 @at_every_level
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_company_threads_and_shared_pages_leave_every_bit_as_it_is(level: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("dtype", "kv_dtype"), DTYPES)
+def test_company_threads_and_shared_pages_leave_every_bit_as_it_is(
+    level: str, dtype: torch.dtype, kv_dtype: torch.dtype | None
+) -> None:
     config = make_config(num_heads=9, num_kv_heads=3)
-    step = make_step(config, LONG, shared=256, dtype=dtype)
+    step = make_step(config, LONG, shared=256, dtype=dtype, kv_dtype=kv_dtype)
     backend = CpuBackend(config, step.pool, level)
     backend.plan(step.metadata)
     together = backend.forward(0, step.q, step.k, step.v)

@@ -98,6 +98,7 @@ def test_quantization_can_be_asked_for(trunkline) -> None:
         (("generate", "--quantization", "int3", "Hi"), "quantization 'int3' is none of int8"),
         (("chat", "--quantization", "int3"), "quantization 'int3' is none of int8"),
         (("serve", "--port", "0", "--quantization", "int3"), "quantization 'int3' is none of int8"),
+        (("serve", "--port", "0", "--kv-cache-dtype", "int3"), "kv_cache_dtype 'int3' is none of auto, int8"),
         (("generate", "--config", "nowhere.yaml", "Hi"), "config nowhere.yaml: No such file or directory"),
         (("generate", "--file", "nowhere.txt"), "--file nowhere.txt: No such file or directory"),
         (("generate", *SMALL, ""), "the prompt is empty"),

@@ -88,11 +88,13 @@ def make_engine(
     tokens: int = 4096,
     page_size: int = 16,
     overlap: bool = False,
+    kv_cache_dtype: str = "auto",
     **scheduler: Any,
 ) -> Engine:
     """An engine with a pool of `tokens` tokens; further keywords are settings of the scheduler."""
     config = EngineConfig(
         kv_cache_tokens=tokens,
+        kv_cache_dtype=kv_cache_dtype,
         overlap=overlap,
         seed=0,
         radix=RadixConfig(page_size=page_size),

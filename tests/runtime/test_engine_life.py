@@ -233,6 +233,7 @@ def test_the_end_of_sequence_token_ends_a_request_and_is_not_shown() -> None:
     [
         ({"kv_cache_tokens": 8}, "kv_cache_tokens 8 holds no page of 16"),
         ({"dtype": "int3"}, "dtype 'int3'"),
+        ({"kv_cache_dtype": "int3"}, "kv_cache_dtype 'int3' is none of auto, int8"),
         ({"max_model_len": 0}, "max_model_len 0"),
         ({"kv_cache_fraction": 1.5}, "kv_cache_fraction 1.5"),
         ({"max_model_len": 4096, "kv_cache_tokens": 8192}, "max_model_len 4096 .* 2048"),

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.attention.steps import poison
 from tests.runtime.hf_models import VARIANTS, VOCAB, make_pair
 from trunkline.attention import AttentionMetadata, KVPool, native
 from trunkline.attention.cpu import CpuBackend
@@ -21,10 +22,15 @@ LENGTHS = (3, 40, 1)
 class Steps:
     """The same two steps of three requests through a model: chunks, then what follows them."""
 
-    def __init__(self, model: CausalLM, backend: Callable[[CpuBackend], object] = lambda backend: backend):
+    def __init__(
+        self,
+        model: CausalLM,
+        backend: Callable[[CpuBackend], object] = lambda backend: backend,
+        kv_dtype: torch.dtype | None = None,
+    ):
         config = model.config.attention_config(16)
-        self.pool = KVPool(config, 16, model.dtype)
-        self.pool.data.fill_(torch.nan)
+        self.pool = KVPool(config, 16, kv_dtype or model.dtype)
+        poison(self.pool)
         self.own = CpuBackend(config, self.pool)
         self.backend = backend(self.own)
         self.model = model
@@ -80,6 +86,16 @@ def test_int8_logits_are_those_of_the_layers_one_by_one(variant: str, dtype: tor
     model.load_weights(pair.theirs.state_dict().items())
     steps = Steps(model)
     found, expected = steps.both(), Steps(model, LayerByLayer).both()
+    assert model.native_decoder(steps.own) is not None
+    assert torch.equal(found.to(dtype).float(), expected)
+
+
+@pytest.mark.parametrize("variant", ["llama", "qwen3-biases"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_on_int8_pages_logits_are_those_of_the_layers_one_by_one(variant: str, dtype: torch.dtype) -> None:
+    model = make_pair(variant, dtype).ours
+    steps = Steps(model, kv_dtype=torch.int8)
+    found, expected = steps.both(), Steps(model, LayerByLayer, torch.int8).both()
     assert model.native_decoder(steps.own) is not None
     assert torch.equal(found.to(dtype).float(), expected)
 

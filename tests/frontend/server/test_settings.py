@@ -22,8 +22,9 @@ def test_the_file_goes_before_what_a_server_assumes(
     file = tmp_path / "engine.yaml"
     if text is not None:
         file.write_text(text)
-    config = engine_config(None if text is None else file, {"kv_cache_tokens": 4096, "dtype": None})
+    typed = {"kv_cache_tokens": 4096, "kv_cache_dtype": "int8", "dtype": None}
+    config = engine_config(None if text is None else file, typed)
     assert config.scheduler.target_itl_ms == target
     assert config.radix.explain is explains
     assert config.kv_cache_tokens == 4096
-    assert config.dtype == "auto"
+    assert (config.dtype, config.kv_cache_dtype) == ("auto", "int8")
