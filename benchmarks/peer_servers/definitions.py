@@ -52,6 +52,7 @@ HF, BF16, Q8_0, Q4_1 = "hf", "bf16.gguf", "q8_0.gguf", "q4_1.gguf"
 SERVERS = (
     Server("trunkline-bf16", "trunkline", options=("--dtype", "bfloat16")),
     Server("trunkline-int8", "trunkline", options=("--quantization", "int8")),
+    Server("trunkline-int8-kv8", "trunkline", options=("--quantization", "int8", "--kv-cache-dtype", "int8")),
     Server("trunkline-4bit", "trunkline", options=("--quantization", "gguf")),
     Server(
         "trunkline-bf16-nocache",
