@@ -5,7 +5,8 @@ import re
 
 import pytest
 
-from benchmarks.profile.__main__ import NOT_THE_MODEL, ROWS, Profiler, Sizes, table
+from benchmarks.profile import __main__ as command
+from benchmarks.profile.__main__ import NOT_THE_MODEL, ROWS, Profile, Profiler, Sizes, table
 from benchmarks.profile.flame import WIDTH, flame_graph
 from benchmarks.profile.spans import Spans
 from tests.runtime.engines import tiny_model
@@ -79,3 +80,23 @@ def test_steps_are_of_the_kind_that_is_meant(engine: Engine) -> None:
     after = engine.stats()
     assert after.num_computed_tokens - before.num_computed_tokens == 32 * 6
     assert after.num_steps - before.num_steps == 6
+
+
+def test_the_command_measures_32_steps_of_each_kind(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    measured = []
+
+    def measure(profiler: Profiler) -> Profile:
+        measured.append(profiler._sizes.steps)
+        spans = Spans()
+        spans.seconds["schedule",] = 1.0
+        return Profile(spans, 1, 1.0, 1.0)
+
+    monkeypatch.setattr(command, "Engine", lambda config: engine)
+    monkeypatch.setattr("sys.argv", ["profile"])
+    for kind in ("decode", "prefill", "mixed"):
+        monkeypatch.setattr(Profiler, kind, measure)
+    command.main()
+    assert measured == [32, 32, 32]
+    assert "| decode 16 x 1,000 | prefill 512 | both |" in capsys.readouterr().out
