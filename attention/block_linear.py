@@ -9,7 +9,7 @@ from . import native, structs
 from .packed_linear import STRIP, NativeLinear, gate_by_turns, native_bias
 
 BLOCK = 32  # weights along a row that share a scale
-FEW_ROWS = 6  # linear.h: few_block_rows, at level amx
+FEW_ROWS = {"avx512_bf16": 16, "amx": 6}  # by level; linear.h: few_block_rows
 _LINE, _HALF = 64, 2
 
 
@@ -38,8 +38,9 @@ class BlockLinear(NativeLinear):
     """Weights as a GGUF file has them: 4.5 (Q4_0), 5 (Q4_1) or 8.5 bits (Q8_0) a piece, never inflated.
 
     x is rounded to 15 bits in blocks of 32, and products are whole numbers (the idea is llama.cpp's; its x has
-    8 bits). At level amx that holds for up to FEW_ROWS rows: more are multiplied as bfloat16, by weights that are
-    rounded to bfloat16 in the cache. So there a row has the same bits in all batches on the same side of that number.
+    8 bits). At the levels that multiply bfloat16 that holds for up to FEW_ROWS rows, and at avx512_bf16 for all rows of
+    float32: more are multiplied as bfloat16, by weights that are rounded to it in the cache. So there a row has the same
+    bits in all batches on the same side of that number.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class BlockLinear(NativeLinear):
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """See NativeLinear; x is float32 or bfloat16."""
         # Tiles read sixteen rows at a time.
-        padded = x.contiguous() if len(x) <= FEW_ROWS else F.pad(x, (0, 0, 0, -len(x) % 16)).contiguous()
+        padded = F.pad(x, (0, 0, 0, -len(x) % 16)).contiguous()
         return self._multiply(padded, len(x))
 
     def rows(self, indices: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

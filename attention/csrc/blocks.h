@@ -142,8 +142,8 @@ inline void quantize_blocks(const T* x, int num_blocks, uint8_t* bytes, float* s
   }
 }
 
-#if defined(__AMX_BF16__)
-// Weights of one block as pairs of bf16, for TileMath: 16 words of k for kWidth outputs, `stride` words apart.
+#if defined(__AVX512BF16__)
+// Weights of one block as pairs of bf16: 16 words of k for kWidth outputs, `stride` words apart.
 //
 // A whole number of `kBits` bits is put where it is the mantissa of 2^kExponent + q; the product with the scale takes
 // that power off again.

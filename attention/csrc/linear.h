@@ -51,10 +51,14 @@ struct Rows {
   int count;
 };
 
-// Whether so many rows times weights in blocks are computed in whole numbers; more go through tiles, where there are such.
+// Whether so many rows of T times weights in blocks are computed in whole numbers; more are in bf16, where it is
+// multiplied at once.
+template <class T>
 constexpr bool few_block_rows([[maybe_unused]] int rows) {
 #if defined(__AMX_BF16__)
   return rows <= 6;
+#elif defined(__AVX512BF16__)
+  return rows <= 16 || sizeof(T) == sizeof(float);
 #else
   return true;
 #endif
@@ -71,7 +75,7 @@ class RoundedRows {
   // Whether the linear layer takes x in another form than it comes.
   template <class T>
   bool takes(const Linear& linear, int rows) const {
-    if (linear.in_blocks()) return few_block_rows(rows) || sizeof(T) == sizeof(float);
+    if (linear.in_blocks()) return few_block_rows<T>(rows) || sizeof(T) == sizeof(float);
     return linear.kind == Weights::kInt8;
   }
   // Brings row `row` of `rows` of x into that form.
@@ -84,7 +88,7 @@ class RoundedRows {
       return quantize_row(x, cols, linear.words, rounded_.data<uint8_t>() + static_cast<ptrdiff_t>(row) * 4 * linear.words,
                           scales_.data<float>() + row);
     bf16* const to = rounded_.data<bf16>() + static_cast<ptrdiff_t>(row) * cols;
-    if (few_block_rows(rows))
+    if (few_block_rows<T>(rows))
       return quantize_blocks(x, num_blocks, reinterpret_cast<uint8_t*>(to),
                              scales_.data<float>() + static_cast<ptrdiff_t>(row) * 2 * num_blocks);
     for (int i = 0; i < cols; i += kWidth) store(to + i, load(x + i));

@@ -5,8 +5,8 @@
 //
 //     out += x_scale * scale * dot(x_q, q)  +  x_scale * sum(x_q) * min
 //
-// Many rows are bound by arithmetic. Where there are tiles, a strip is unpacked to bf16 in the cache, once for all
-// rows, and multiplied as if it had been dense. A row's bits depend on which way it goes, and on nothing else.
+// Many rows are bound by arithmetic. Where bf16 is multiplied at once, a strip is unpacked to it in the cache, once for
+// all rows, and multiplied as if it had been dense. A row's bits depend on which way it goes, and on nothing else.
 #pragma once
 
 #include "blocks.h"
@@ -55,7 +55,7 @@ inline void few_rows_times_strip(const Linear& linear, const Rows& x, int strip,
   }
 }
 
-#if defined(__AMX_BF16__)
+#if defined(__AVX512BF16__)
 // A strip whose blocks can be had as dense ones of bf16.
 template <class Group>
 class UnpackedStrip {
@@ -82,6 +82,7 @@ class UnpackedStrip {
   Group groups_[2];
 };
 
+#if defined(__AMX_BF16__)
 // One block of rows: what is unpacked is used once, and does not leave the level-1 cache. The next block is unpacked
 // while this one is multiplied.
 template <class Group, bool kTwoRows>
@@ -97,18 +98,20 @@ inline void row_block_times_strip(const UnpackedStrip<Group>& strip, const Rows&
   }
   tiles.store(sums, kOutputs);
 }
+#endif
 
 template <class Group, bool kGated, class Out>
 inline void many_rows_times_strip(const Linear& linear, const Rows& x, int strip, int begin, int end, Word* unpacked,
                                   Out* out) {
   const UnpackedStrip<Group> blocks(linear, strip);
-  const int count = end - begin;
-  if (count <= kBlockRows) {
+#if defined(__AMX_BF16__)
+  if (const int count = end - begin; count <= kBlockRows) {
     alignas(64) float sums[kBlockRows * kOutputs];
     (count > kBlockRows / 2 ? row_block_times_strip<Group, true> : row_block_times_strip<Group, false>)(blocks, x, begin,
                                                                                                    sums);
     return finish_rows<false, kGated>(linear, nullptr, strip * kOutputs, {sums, begin, count}, 0, count, out);
   }
+#endif
   for (int block = 0; block < blocks.num_blocks; ++block)
     blocks.unpack(block, unpacked + block * UnpackedStrip<Group>::kSize);
   Linear dense = linear;
@@ -118,19 +121,19 @@ inline void many_rows_times_strip(const Linear& linear, const Rows& x, int strip
 #endif
 
 template <class Group, bool kGated, class Out>
-inline void multiply_blocks(Team::Member& team, const Linear& linear, const Rows& x, Out* out) {
+inline void multiply_blocks(Team::Member& team, const Linear& linear, const Rows& x, [[maybe_unused]] bool few, Out* out) {
   const int strips = linear.strips(), passes = (x.count + kCachedRows - 1) / kCachedRows;
   // Neighbours go to the same thread: memory is read ahead.
   constexpr int kRunBytes = 32768;
   const int run = std::max(1, kRunBytes / (4 * linear.words));
-#if defined(__AMX_BF16__)
+#if defined(__AVX512BF16__)
   static thread_local Buffer unpacked;
-  if (!few_block_rows(x.count)) unpacked.reserve(2 * kOutputs * static_cast<size_t>(linear.in_features));
+  if (!few) unpacked.reserve(2 * kOutputs * static_cast<size_t>(linear.in_features));
 #endif
   team.share(strips * passes, run, [&](int item) {
     const int strip = item % strips, begin = item / strips * kCachedRows, end = std::min(begin + kCachedRows, x.count);
-#if defined(__AMX_BF16__)
-    if (!few_block_rows(x.count))
+#if defined(__AVX512BF16__)
+    if (!few)
       return many_rows_times_strip<Group, kGated>(linear, x, strip, begin, end, unpacked.data<Word>(), out);
 #endif
     few_rows_times_strip<Group, kGated>(linear, x, strip, begin, end, out);
@@ -153,7 +156,7 @@ inline void multiply_any(Team::Member& team, const Linear& linear, const Rows& x
   with_group(linear.kind, [&](auto* group) {
     using Group = std::remove_pointer_t<decltype(group)>;
     const auto product = linear.gated ? multiply_blocks<Group, true, Out> : multiply_blocks<Group, false, Out>;
-    product(team, linear, x, out);
+    product(team, linear, x, few_block_rows<T>(x.count), out);
   });
 }
 

@@ -1,6 +1,7 @@
 """What of a tensor has memory behind it, as Linux counts it."""
 
 import ctypes
+import gc
 import mmap
 import sys
 
@@ -22,6 +23,12 @@ def kernel_populates() -> bool:
 needs_populate = pytest.mark.skipif(
     sys.platform != "linux" or not kernel_populates(), reason="needs Linux 5.14 or later"
 )
+
+
+def give_back_freed_memory() -> None:
+    """What earlier tests have freed has no memory behind it any more, should malloc hand it out again."""
+    gc.collect()
+    LIBC.malloc_trim(ctypes.c_size_t(0))
 
 
 def resident_bytes(data: torch.Tensor) -> int:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.attention.resident import needs_populate, resident_bytes
+from tests.attention.resident import give_back_freed_memory, needs_populate, resident_bytes
 from tests.attention.steps import make_config
 from tests.runtime.engines import GREEDY, make_engine, random_prompt
 from trunkline.attention import KVPool
@@ -19,12 +19,13 @@ from trunkline.runtime.engine.worker import IDLE_POLL_MS, Worker
 MIB = 1 << 20
 LARGE_PAGE = 2 * MIB
 ROUNDING = 4 * (MIB // 4 + 2 * LARGE_PAGE)  # in each area a piece, and a large page at both ends
-NUM_PAGES = 8191  # of 16 KiB: 128 MiB, more than malloc would take from memory used before
+NUM_PAGES = 8191  # of 16 KiB: 128 MiB
 CONFIG = make_config(num_layers=2, head_dim=64, page_size=16)
 
 
 @pytest.fixture(autouse=True)
 def small_lead(monkeypatch: pytest.MonkeyPatch) -> None:
+    give_back_freed_memory()
     monkeypatch.setattr(backing, "LEAD_BYTES", 8 * MIB)
     monkeypatch.setattr(backing, "PIECE_BYTES", MIB // 4)
 
