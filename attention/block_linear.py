@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional as F
 
 from . import native, structs
-from .packed_linear import STRIP, NativeLinear, gate_by_turns, native_bias
+from .packed_linear import STRIP, NativeLinear, gate_by_turns, native_bias, whole_tiles
 
 BLOCK = 32  # weights along a row that share a scale
 FEW_ROWS = {"avx512_bf16": 16, "amx": 6}  # by level; linear.h: few_block_rows
@@ -71,9 +71,7 @@ class BlockLinear(NativeLinear):
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """See NativeLinear; x is float32 or bfloat16."""
-        # Tiles read sixteen rows at a time.
-        padded = F.pad(x, (0, 0, 0, -len(x) % 16)).contiguous()
-        return self._multiply(padded, len(x))
+        return self._multiply(whole_tiles(x), len(x))
 
     def rows(self, indices: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """The weight's rows [count, in] in float32 or bfloat16, by int64 indices [count], which are not checked."""

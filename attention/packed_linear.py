@@ -79,9 +79,12 @@ class PackedLinear(NativeLinear):
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """See NativeLinear; x has the weight's dtype."""
         assert x.dtype == self._dtype, f"{x.dtype} given to a weight of {self._dtype}"
-        # Tiles read sixteen rows at a time.
-        padded = x.contiguous() if len(x) % 16 == 0 else F.pad(x, (0, 0, 0, -len(x) % 16))
-        return self._multiply(padded, len(x))
+        return self._multiply(whole_tiles(x), len(x))
+
+
+def whole_tiles(x: torch.Tensor) -> torch.Tensor:
+    """x [rows, ...], contiguous, with rows of zeros up to a multiple of the sixteen that a tile reads."""
+    return x.contiguous() if len(x) % 16 == 0 else F.pad(x, (0, 0, 0, -len(x) % 16))
 
 
 def native_bias(bias: torch.Tensor | None, gated: bool) -> torch.Tensor | None:

@@ -82,6 +82,15 @@ def weight_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield f"{prefix}.mlp.down_proj.weight", (hidden, inner)
 
 
+def assert_warm_and_batched(engine: Engine, prompts: list[list[int]], cold: list[list[int]]) -> None:
+    """Asked all together, then from the cache, the answers are those of each prompt alone."""
+    for _ in range(3):
+        answers = engine.generate(prompts, GREEDY)
+        assert token_lists(answers) == cold
+        assert_idle(engine)
+    assert [answer.num_cached_tokens for answer in answers] == [len(prompt) - 1 for prompt in prompts]
+
+
 def make_engine(
     loaded: LoadedModel | None = None,
     *,

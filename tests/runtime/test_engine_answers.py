@@ -5,6 +5,7 @@ import pytest
 from tests.runtime.engines import (
     GREEDY,
     assert_idle,
+    assert_warm_and_batched,
     make_engine,
     random_prompt,
     run_checked,
@@ -24,11 +25,7 @@ def cold_answers() -> list[list[int]]:
 
 def test_warm_answers_equal_cold_ones(cold_answers: list[list[int]]) -> None:
     engine = make_engine()
-    for _ in range(3):
-        answers = engine.generate(PROMPTS, GREEDY)
-        assert token_lists(answers) == cold_answers
-        assert_idle(engine)
-    assert [answer.num_cached_tokens for answer in answers] == [len(prompt) - 1 for prompt in PROMPTS]
+    assert_warm_and_batched(engine, PROMPTS, cold_answers)
 
 
 @pytest.mark.parametrize("budget", [7, 64, 512])

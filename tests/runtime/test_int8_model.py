@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from tests.attention.native_levels import needs_native
 from tests.runtime.engines import (
     GREEDY,
+    assert_warm_and_batched,
     make_engine,
     random_prompt,
     run_checked,
@@ -84,11 +85,7 @@ def cold_answers() -> list[list[int]]:
 
 
 def test_warm_and_batched_answers_equal_cold_ones(cold_answers: list[list[int]]) -> None:
-    engine = int8_engine()
-    for _ in range(2):
-        answers = engine.generate(PROMPTS, GREEDY)
-        assert token_lists(answers) == cold_answers
-    assert [answer.num_cached_tokens for answer in answers] == [len(prompt) - 1 for prompt in PROMPTS]
+    assert_warm_and_batched(int8_engine(), PROMPTS, cold_answers)
 
 
 def test_chunked_answers_equal_cold_ones(cold_answers: list[list[int]]) -> None:
