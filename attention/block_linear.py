@@ -9,7 +9,7 @@ from . import native, structs
 from .packed_linear import STRIP, NativeLinear, gate_by_turns, native_bias, whole_tiles
 
 BLOCK = 32  # weights along a row that share a scale
-FEW_ROWS = {"avx512_bf16": 16, "amx": 6}  # by level; linear.h: few_block_rows
+FEW_ROWS = {"amx": 6}  # by level; linear.h: few_block_rows
 _LINE, _HALF = 64, 2
 
 
@@ -37,10 +37,9 @@ BLOCK_KINDS = frozenset(_KINDS)
 class BlockLinear(NativeLinear):
     """Weights as a GGUF file has them: 4.5 (Q4_0), 5 (Q4_1) or 8.5 bits (Q8_0) a piece, never inflated.
 
-    x is rounded to 15 bits in blocks of 32, and products are whole numbers (the idea is llama.cpp's; its x has
-    8 bits). At the levels that multiply bfloat16 that holds for up to FEW_ROWS rows, and at avx512_bf16 for all rows of
-    float32: more are multiplied as bfloat16, by weights that are rounded to it in the cache. So there a row has the same
-    bits in all batches on the same side of that number.
+    x is rounded in blocks of 32, bfloat16 to 8 bits (as llama.cpp does) and float32 to 15, and products are whole
+    numbers. With tiles of bfloat16 (amx) that holds for up to FEW_ROWS rows: more are multiplied as bfloat16, by weights
+    that are rounded to it in the cache. So there a row has the same bits in all batches on the same side of that number.
     """
 
     def __init__(

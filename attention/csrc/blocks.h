@@ -80,10 +80,15 @@ inline Ints dot_bytes(const Bits (&words)[kBlockWords], const Word* x) {
 #endif
 }
 
-// The same with x's whole numbers: eight words of high bytes, then of low ones.
-template <bool kWide>
+// Bytes that a number of x becomes.
+template <class T>
+constexpr int kPlanes = sizeof(T) == sizeof(float) ? 2 : 1;
+
+// The same with x's whole numbers: eight words of bytes, or of high bytes, then of low ones.
+template <bool kWide, int kCount>
 inline Ints dot_block(const Bits (&words)[kBlockWords], const Word* x) {
-  return 128 * dot_bytes<kWide>(words, x) + dot_bytes<kWide>(words, x + kBlockWords);
+  const Ints high = dot_bytes<kWide>(words, x);
+  return kCount == 1 ? high : 128 * high + dot_bytes<kWide>(words, x + kBlockWords);
 }
 
 // The scales and words of a group of blocks. kScales: 2 where there are minima.
@@ -111,13 +116,15 @@ using GroupQ4_0 = BlockGroup<Nibbles, 1>;
 using GroupQ4_1 = BlockGroup<Nibbles, 2>;
 using GroupQ8_0 = BlockGroup<WholeBytes, 1>;
 
-// A row of x in blocks of whole numbers 128 * high + low: 32 high bytes and 32 low ones; scale, and scale times sum.
+// A row of x in blocks of whole numbers: 32 bytes each, or 128 * high + low in 32 high bytes and 32 low ones; scale, and
+// scale times sum.
 template <class T>
 inline void quantize_blocks(const T* x, int num_blocks, uint8_t* bytes, float* scales) {
   constexpr int kVecs = kBlock / kWidth;
-  constexpr float kMost = 127.0f * 128.0f;
+  constexpr bool kTwo = kPlanes<T> == 2;
+  constexpr float kMost = kTwo ? 127.0f * 128.0f : 127.0f;
   typedef uint8_t Bytes __attribute__((vector_size(kWidth)));
-  for (int block = 0; block < num_blocks; ++block, x += kBlock, bytes += 2 * kBlock, scales += 2) {
+  for (int block = 0; block < num_blocks; ++block, x += kBlock, bytes += kPlanes<T> * kBlock, scales += 2) {
     Vec values[kVecs], most = {}, poison = {};  // the latter 0, or NaN where x is not finite: then so is the result
     for (int i = 0; i < kVecs; ++i) {
       values[i] = load(x + i * kWidth);
@@ -130,11 +137,13 @@ inline void quantize_blocks(const T* x, int num_blocks, uint8_t* bytes, float* s
     Vec total = {};
     for (int i = 0; i < kVecs; ++i) {
       const Vec shifted = values[i] * inverse + magic;
-      const Bits number = bit_cast<Bits>(shifted) + 64;  // low bytes from -64 to 63
-      const Bytes high = __builtin_convertvector((number >> 7) & 0xff, Bytes);
-      const Bytes low = __builtin_convertvector(((number & 0x7f) - 64) & 0xff, Bytes);
+      const Bits number = bit_cast<Bits>(shifted) + (kTwo ? 64 : 0);  // low bytes from -64 to 63
+      const Bytes high = __builtin_convertvector((kTwo ? number >> 7 : number) & 0xff, Bytes);
       memcpy(bytes + i * kWidth, &high, sizeof(high));
-      memcpy(bytes + kBlock + i * kWidth, &low, sizeof(low));
+      if constexpr (kTwo) {
+        const Bytes low = __builtin_convertvector(((number & 0x7f) - 64) & 0xff, Bytes);
+        memcpy(bytes + kBlock + i * kWidth, &low, sizeof(low));
+      }
       total += shifted - magic;
     }
     scales[0] = scale;
@@ -142,7 +151,7 @@ inline void quantize_blocks(const T* x, int num_blocks, uint8_t* bytes, float* s
   }
 }
 
-#if defined(__AVX512BF16__)
+#if defined(__AMX_BF16__)
 // Weights of one block as pairs of bf16: 16 words of k for kWidth outputs, `stride` words apart.
 //
 // A whole number of `kBits` bits is put where it is the mantissa of 2^kExponent + q; the product with the scale takes

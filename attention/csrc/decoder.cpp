@@ -74,7 +74,7 @@ class Decoder {
   Buffer attended_;   // as q_
   Buffer activated_;  // [rows, intermediate]
   Buffer update_;     // [rows, hidden]
-  RoundedRows rounded_;  // what is multiplied next, where that is bytes
+  TakenRows taken_;  // what is multiplied next, where it takes another form
 };
 
 void Decoder::reserve(const DecoderStep& step) {
@@ -89,7 +89,7 @@ void Decoder::reserve(const DecoderStep& step) {
   attended_.reserve(rows * heads * dim * size);
   activated_.reserve(rows * std::max(widest, hidden) * size);
   update_.reserve(rows * hidden * size);
-  rounded_.reserve(std::max(step.tokens, step.num_rows), static_cast<int>(std::max({widest, hidden, heads * dim})));
+  taken_.reserve(std::max(step.tokens, step.num_rows), static_cast<int>(std::max({widest, hidden, heads * dim})));
 }
 
 // One forward pass as one thread sees it.
@@ -114,7 +114,7 @@ class Decoder::Pass {
       multiply(layer.down, d_.activated_.template data<T>(), d_.update_.template data<T>());
     }
     last_norm(update);
-    multiply_any<T>(team_, model_.head, d_.rounded_.input(model_.head, x(), step_.num_rows), step_.logits);
+    multiply_any<T>(team_, model_.head, d_.taken_.input(model_.head, x(), step_.num_rows), step_.logits);
     spent(kHead);
   }
 
@@ -135,7 +135,7 @@ class Decoder::Pass {
     const Norm job = norm_job(first, update == nullptr ? nullptr : step_.residual, weight, x());
     team_.share(step_.tokens, run_of(step_.tokens), [&](int row) {
       norm_row<T>(job, row);
-      d_.rounded_.take(next, x(), row, step_.tokens);
+      d_.taken_.take(next, x(), row, step_.tokens);
     });
     spent(kNorm);
   }
@@ -147,19 +147,19 @@ class Decoder::Pass {
       T* const sum = d_.activated_.template data<T>() + to;
       memcpy(sum, static_cast<const T*>(step_.residual) + from, sizeof(T) * static_cast<size_t>(model_.hidden));
       norm_row<T>(norm_job(update + from, sum, model_.norm, x() + to), 0);
-      d_.rounded_.take(model_.head, x(), i, step_.num_rows);
+      d_.taken_.take(model_.head, x(), i, step_.num_rows);
     });
     spent(kNorm);
   }
 
   // Brings an input that no norm has left into the form that the linear layer wants.
   void take(const Linear& linear, const T* input) {
-    if (!d_.rounded_.template takes<T>(linear, step_.tokens)) return;
-    team_.share(step_.tokens, run_of(step_.tokens), [&](int row) { d_.rounded_.take(linear, input, row, step_.tokens); });
+    if (!d_.taken_.template takes<T>(linear, step_.tokens)) return;
+    team_.share(step_.tokens, run_of(step_.tokens), [&](int row) { d_.taken_.take(linear, input, row, step_.tokens); });
   }
 
   void multiply(const Linear& linear, const T* input, T* out) {
-    multiply_any<T>(team_, linear, d_.rounded_.input(linear, input, step_.tokens), out);
+    multiply_any<T>(team_, linear, d_.taken_.input(linear, input, step_.tokens), out);
     spent(kLinear);
   }
 

@@ -48,7 +48,7 @@ inline void few_scores(const TileRows<T>& keys, int64_t slot_stride, const Word*
         for (int i = 0; i < kCount; ++i)
 #pragma GCC unroll 8
           for (int r = 0; r < kRows; ++r)
-            sum[group][r] = Math::accumulate(sum[group][r], query[static_cast<ptrdiff_t>(r) * words + i], columns[i]);
+            sum[group][r] = Math::accumulate(sum[group][r], query + static_cast<ptrdiff_t>(r) * words + i, columns[i]);
       }
     }
 #pragma GCC unroll 2
@@ -109,7 +109,7 @@ inline void few_value_cols(const TileRows<T>& values, int64_t slot_stride, const
       for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 2
         for (int half = 0; half < 2; ++half)
-          sum[r][pair][half] = Math::accumulate(sum[r][pair][half], weight[r * kTile / Math::kPerWord], words[half]);
+          sum[r][pair][half] = Math::accumulate(sum[r][pair][half], weight + r * kTile / Math::kPerWord, words[half]);
     }
   };
   int token = 0;

@@ -20,7 +20,7 @@ namespace trunkline {
 
 constexpr int kOutputs = 32;    // of a strip
 constexpr int kBlockRows = 32;  // rows that are multiplied together
-constexpr int kCachedRows = 512;  // rows that stay in the level-2 cache while all strips pass by
+constexpr int kCachedRows = 512 / PairMath::kFactors;  // rows that stay in the level-2 cache while all strips pass by
 constexpr int kMemoryBoundRows = 64;
 
 enum class Weights : int32_t { kDense = 0, kInt8 = 1, kQ4_0 = 2, kQ4_1 = 3, kQ8_0 = 4 };
@@ -51,32 +51,32 @@ struct Rows {
   int count;
 };
 
-// Whether so many rows of T times weights in blocks are computed in whole numbers; more are in bf16, where it is
-// multiplied at once.
-template <class T>
+// Whether so many rows times weights in blocks are computed in whole numbers; more are in tiles of bf16.
 constexpr bool few_block_rows([[maybe_unused]] int rows) {
 #if defined(__AMX_BF16__)
   return rows <= 6;
-#elif defined(__AVX512BF16__)
-  return rows <= 16 || sizeof(T) == sizeof(float);
 #else
   return true;
 #endif
 }
 
-// Room for activations that are rounded on their way into a product.
-class RoundedRows {
+// Elements as the products of matmul.h want them, where they don't take what memory has.
+template <class T>
+constexpr bool kWidened = sizeof(T) == sizeof(bf16) && PairMath::kFactors == 2;
+
+// Room for activations that change their form on their way into a product: they are rounded, or become floats.
+class TakenRows {
  public:
   void reserve(int rows, int in_features) {
     const auto whole = static_cast<size_t>(round_up(rows, kBlockRows)), cols = static_cast<size_t>(round_up(in_features, 64));
-    rounded_.reserve(whole * cols * 2);
+    taken_.reserve(whole * cols * 2 * PairMath::kFactors);
     scales_.reserve(whole * sizeof(float) * 2 * cols / kBlock);
   }
   // Whether the linear layer takes x in another form than it comes.
   template <class T>
   bool takes(const Linear& linear, int rows) const {
-    if (linear.in_blocks()) return few_block_rows<T>(rows) || sizeof(T) == sizeof(float);
-    return linear.kind == Weights::kInt8;
+    if (linear.in_blocks()) return few_block_rows(rows) || sizeof(T) == sizeof(float);
+    return linear.kind == Weights::kInt8 || kWidened<T>;
   }
   // Brings row `row` of `rows` of x into that form.
   template <class T>
@@ -84,24 +84,32 @@ class RoundedRows {
     if (!takes<T>(linear, rows)) return;
     const int cols = linear.in_features, num_blocks = cols / kBlock;
     x += static_cast<ptrdiff_t>(row) * cols;
+    Word* const to = taken_.data<Word>() + row * stride<T>(linear, rows);
     if (linear.kind == Weights::kInt8)
-      return quantize_row(x, cols, linear.words, rounded_.data<uint8_t>() + static_cast<ptrdiff_t>(row) * 4 * linear.words,
-                          scales_.data<float>() + row);
-    bf16* const to = rounded_.data<bf16>() + static_cast<ptrdiff_t>(row) * cols;
-    if (few_block_rows<T>(rows))
+      return quantize_row(x, cols, linear.words, reinterpret_cast<ByteMath::Element*>(to), scales_.data<float>() + row);
+    if (linear.in_blocks() && few_block_rows(rows))
       return quantize_blocks(x, num_blocks, reinterpret_cast<uint8_t*>(to),
                              scales_.data<float>() + static_cast<ptrdiff_t>(row) * 2 * num_blocks);
-    for (int i = 0; i < cols; i += kWidth) store(to + i, load(x + i));
+    using Other = std::conditional_t<kWidened<T>, float, bf16>;
+    for_each_vec(cols, [&](int i, auto part) { part.store(reinterpret_cast<Other*>(to) + i, part.load(x + i)); });
   }
   // x as the linear layer wants it; all rows were taken before.
   template <class T>
   Rows input(const Linear& linear, const T* x, int rows) const {
     if (!takes<T>(linear, rows)) return {x, nullptr, linear.in_features * static_cast<ptrdiff_t>(sizeof(T)) / 4, rows};
-    return {rounded_.data(), scales_.data<float>(), linear.in_blocks() ? linear.in_features / 2 : linear.words, rows};
+    return {taken_.data(), scales_.data<float>(), stride<T>(linear, rows), rows};
   }
 
  private:
-  Buffer rounded_, scales_;
+  // Of a row that was taken, in words.
+  template <class T>
+  ptrdiff_t stride(const Linear& linear, int rows) const {
+    if (linear.kind == Weights::kInt8) return linear.words * ByteMath::kFactors;
+    if (!linear.in_blocks()) return linear.in_features;
+    return linear.in_features / (few_block_rows(rows) ? 4 / kPlanes<T> : 2);
+  }
+
+  Buffer taken_, scales_;
 };
 
 // A strip that will be wanted next, fetched while another one is multiplied: memory would rest while rows that are not

@@ -1,12 +1,12 @@
 // Products with weights in blocks (blocks.h), which are never inflated: what is read from memory are the file's own bits.
 //
-// A few rows are bound by memory. They are rounded to 15 bits, block by block, which leaves out nothing that a bfloat16
-// holds. A block's product is whole numbers and exact; blocks are added up in float32, in ascending order:
+// x is rounded block by block, bfloat16 to 8 bits and float32 to 15. A block's product is whole numbers and exact; blocks
+// are added up in float32, in ascending order:
 //
 //     out += x_scale * scale * dot(x_q, q)  +  x_scale * sum(x_q) * min
 //
-// Many rows are bound by arithmetic. Where bf16 is multiplied at once, a strip is unpacked to it in the cache, once for
-// all rows, and multiplied as if it had been dense. A row's bits depend on which way it goes, and on nothing else.
+// Where there are tiles of bf16, many rows go another way: a strip is unpacked to it in the cache, once for all rows, and
+// multiplied as if it had been dense. A row's bits depend on which way it goes, and on nothing else.
 #pragma once
 
 #include "blocks.h"
@@ -14,10 +14,10 @@
 
 namespace trunkline {
 
-constexpr int kGroupRows = 4;  // rows that are multiplied with a group together
+constexpr int kGroupRows = kWidth == 16 ? 8 : 4;  // rows that are multiplied with a group together
 
 // Rows [begin, begin + kRows) times one group, into sums of kOutputs a row.
-template <class Group, int kRows>
+template <class Group, int kPlanes, int kRows>
 inline void group_product(const Group& group, const Rows& x, int begin, int num_blocks, float* sums) {
   using Reader = typename Group::Reader;
   const Word* bytes = static_cast<const Word*>(x.data) + begin * x.stride;
@@ -31,7 +31,8 @@ inline void group_product(const Group& group, const Rows& x, int begin, int num_
     group.load_scales(block, scale, min);
     for (int r = 0; r < kRows; ++r) {
       const float* x_scale = scales + 2 * (static_cast<ptrdiff_t>(r) * num_blocks + block);
-      const Ints dot = dot_block<Reader::kWide>(weight, bytes + r * x.stride + 2 * block * kBlockWords);
+      const Ints dot =
+          dot_block<Reader::kWide, kPlanes>(weight, bytes + r * x.stride + kPlanes * block * kBlockWords);
       total[r] = fma(__builtin_convertvector(dot, Vec), scale * splat(x_scale[0]), total[r]);
       total[r] = fma(min, splat(x_scale[1]), total[r]);
     }
@@ -39,23 +40,27 @@ inline void group_product(const Group& group, const Rows& x, int begin, int num_
   for (int r = 0; r < kRows; ++r) store(sums + r * kOutputs, total[r]);
 }
 
-template <class Group, bool kGated, class Out>
+// group_product for one row, two rows and so on.
+template <class Group, int kPlanes, int... kLess>
+constexpr auto group_products(std::integer_sequence<int, kLess...>) {
+  return std::array{&group_product<Group, kPlanes, kLess + 1>...};
+}
+
+template <class Group, int kPlanes, bool kGated, class Out>
 inline void few_rows_times_strip(const Linear& linear, const Rows& x, int strip, int begin, int end, Out* out) {
+  constexpr auto products = group_products<Group, kPlanes>(std::make_integer_sequence<int, kGroupRows>());
   alignas(64) float sums[kGroupRows * kOutputs];
   const int num_blocks = linear.in_features / kBlock;
   for (int row = begin; row < end; row += kGroupRows) {
     const int count = std::min(kGroupRows, end - row);
-    const auto product = count == 1   ? group_product<Group, 1>
-                         : count == 2 ? group_product<Group, 2>
-                         : count == 3 ? group_product<Group, 3>
-                                      : group_product<Group, kGroupRows>;
+    const auto product = products[static_cast<size_t>(count - 1)];
     for (int col = 0; col < kOutputs; col += kWidth)
       product(Group(linear.group(strip, col / kWidth), num_blocks), x, row, num_blocks, sums + col);
     finish_rows<false, kGated>(linear, nullptr, strip * kOutputs, {sums, row, count}, 0, count, out);
   }
 }
 
-#if defined(__AVX512BF16__)
+#if defined(__AMX_BF16__)
 // A strip whose blocks can be had as dense ones of bf16.
 template <class Group>
 class UnpackedStrip {
@@ -82,7 +87,6 @@ class UnpackedStrip {
   Group groups_[2];
 };
 
-#if defined(__AMX_BF16__)
 // One block of rows: what is unpacked is used once, and does not leave the level-1 cache. The next block is unpacked
 // while this one is multiplied.
 template <class Group, bool kTwoRows>
@@ -98,20 +102,17 @@ inline void row_block_times_strip(const UnpackedStrip<Group>& strip, const Rows&
   }
   tiles.store(sums, kOutputs);
 }
-#endif
 
 template <class Group, bool kGated, class Out>
 inline void many_rows_times_strip(const Linear& linear, const Rows& x, int strip, int begin, int end, Word* unpacked,
                                   Out* out) {
   const UnpackedStrip<Group> blocks(linear, strip);
-#if defined(__AMX_BF16__)
   if (const int count = end - begin; count <= kBlockRows) {
     alignas(64) float sums[kBlockRows * kOutputs];
     (count > kBlockRows / 2 ? row_block_times_strip<Group, true> : row_block_times_strip<Group, false>)(blocks, x, begin,
                                                                                                    sums);
     return finish_rows<false, kGated>(linear, nullptr, strip * kOutputs, {sums, begin, count}, 0, count, out);
   }
-#endif
   for (int block = 0; block < blocks.num_blocks; ++block)
     blocks.unpack(block, unpacked + block * UnpackedStrip<Group>::kSize);
   Linear dense = linear;
@@ -120,23 +121,24 @@ inline void many_rows_times_strip(const Linear& linear, const Rows& x, int strip
 }
 #endif
 
-template <class Group, bool kGated, class Out>
-inline void multiply_blocks(Team::Member& team, const Linear& linear, const Rows& x, [[maybe_unused]] bool few, Out* out) {
+template <class Group, int kPlanes, bool kGated, class Out>
+inline void multiply_blocks(Team::Member& team, const Linear& linear, const Rows& x, Out* out) {
   const int strips = linear.strips(), passes = (x.count + kCachedRows - 1) / kCachedRows;
   // Neighbours go to the same thread: memory is read ahead.
   constexpr int kRunBytes = 32768;
   const int run = std::max(1, kRunBytes / (4 * linear.words));
-#if defined(__AVX512BF16__)
+#if defined(__AMX_BF16__)
   static thread_local Buffer unpacked;
+  const bool few = few_block_rows(x.count);
   if (!few) unpacked.reserve(2 * kOutputs * static_cast<size_t>(linear.in_features));
 #endif
   team.share(strips * passes, run, [&](int item) {
     const int strip = item % strips, begin = item / strips * kCachedRows, end = std::min(begin + kCachedRows, x.count);
-#if defined(__AVX512BF16__)
+#if defined(__AMX_BF16__)
     if (!few)
       return many_rows_times_strip<Group, kGated>(linear, x, strip, begin, end, unpacked.data<Word>(), out);
 #endif
-    few_rows_times_strip<Group, kGated>(linear, x, strip, begin, end, out);
+    few_rows_times_strip<Group, kPlanes, kGated>(linear, x, strip, begin, end, out);
   });
 }
 
@@ -155,8 +157,9 @@ inline void multiply_any(Team::Member& team, const Linear& linear, const Rows& x
   if (linear.kind == Weights::kInt8) return multiply<BestByteMath>(team, linear, x, out);
   with_group(linear.kind, [&](auto* group) {
     using Group = std::remove_pointer_t<decltype(group)>;
-    const auto product = linear.gated ? multiply_blocks<Group, true, Out> : multiply_blocks<Group, false, Out>;
-    product(team, linear, x, few_block_rows<T>(x.count), out);
+    constexpr int kCount = kPlanes<T>;
+    (linear.gated ? multiply_blocks<Group, kCount, true, Out> : multiply_blocks<Group, kCount, false, Out>)(team, linear, x,
+                                                                                                     out);
   });
 }
 
@@ -170,10 +173,10 @@ struct LinearJob {
 };
 
 inline void run(const LinearJob& job) {
-  static thread_local RoundedRows rounded;
+  static thread_local TakenRows taken;
   const Linear& linear = job.linear;
-  rounded.reserve(job.rows, linear.in_features);
-  const RoundedRows& room = rounded;  // this thread's
+  taken.reserve(job.rows, linear.in_features);
+  const TakenRows& room = taken;  // this thread's
   with_storage(job.storage, [&](auto t) {
     using T = decltype(t);
     const T* const x = static_cast<const T*>(job.x);

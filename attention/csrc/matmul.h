@@ -47,9 +47,10 @@ struct FloatMath {
   using Element = float;
   static constexpr int kPerWord = 1;
   static constexpr int kWordMultiple = 1;
+  static constexpr int kFactors = 1;  // words of A that meet a word of B
   static void begin() {}
   static void end() {}
-  static Vec accumulate(Vec sum, Word a, Bits b) { return fma(splat(bit_cast<float>(a)), bit_cast<Vec>(b), sum); }
+  static Vec accumulate(Vec sum, const Word* a, Bits b) { return fma(splat(bit_cast<float>(*a)), bit_cast<Vec>(b), sum); }
 };
 
 struct Nothing {
@@ -68,7 +69,7 @@ inline void matmul_block(const Word* a, int a_stride, const Word* b, int b_strid
       memcpy(&col, b + static_cast<ptrdiff_t>(k) * b_stride + v * kWidth, sizeof(Bits));
 #pragma GCC unroll 16
       for (int r = 0; r < kRows; ++r)
-        sum[r][v] = Math::accumulate(sum[r][v], a[static_cast<ptrdiff_t>(r) * a_stride + k], col);
+        sum[r][v] = Math::accumulate(sum[r][v], a + static_cast<ptrdiff_t>(r) * a_stride + k * Math::kFactors, col);
     }
     meanwhile(done + k);
   }

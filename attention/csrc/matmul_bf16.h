@@ -11,14 +11,18 @@ struct PairMath {
   static constexpr int kWordMultiple = 1;
   static void begin() {}
   static void end() {}
-  static Vec accumulate(Vec sum, Word a, Bits b) {
 #if defined(__AVX512BF16__)
-    return Vec(_mm512_dpbf16_ps(__m512(sum), __m512bh(_mm512_set1_epi32(static_cast<int>(a))), __m512bh(b)));
-#else
-    sum = fma(splat(bit_cast<float>(a << 16)), bit_cast<Vec>(b << 16), sum);
-    return fma(splat(bit_cast<float>(a & 0xffff0000)), bit_cast<Vec>(b & 0xffff0000), sum);
-#endif
+  static constexpr int kFactors = 1;
+  static Vec accumulate(Vec sum, const Word* a, Bits b) {
+    return Vec(_mm512_dpbf16_ps(__m512(sum), __m512bh(_mm512_set1_epi32(static_cast<int>(*a))), __m512bh(b)));
   }
+#else
+  static constexpr int kFactors = 2;  // as floats: they are used more often than they are made
+  static Vec accumulate(Vec sum, const Word* a, Bits b) {
+    sum = fma(splat(bit_cast<float>(a[0])), bit_cast<Vec>(b << 16), sum);
+    return fma(splat(bit_cast<float>(a[1])), bit_cast<Vec>(b & 0xffff0000), sum);
+  }
+#endif
 };
 
 // Whether a kind of arithmetic computes in tiles.

@@ -13,16 +13,21 @@ struct ByteMath {
   static constexpr int kWordMultiple = 16;
   static void begin() {}
   static void end() {}
-  static Vec accumulate(Vec sum, Word a, Bits b) {
 #if defined(__AVX512VNNI__)
-    return bit_cast<Vec>(_mm512_dpbusd_epi32(bit_cast<__m512i>(sum), _mm512_set1_epi32(static_cast<int>(a)), __m512i(b)));
-#else
-    Ints total = bit_cast<Ints>(sum);
-    for (int byte = 0; byte < 4; ++byte)
-      total += static_cast<int>(a >> (8 * byte) & 0xff) * (Ints(b << (24 - 8 * byte)) >> 24);
-    return bit_cast<Vec>(total);
-#endif
+  using Element = uint8_t;
+  static constexpr int kFactors = 1;
+  static Vec accumulate(Vec sum, const Word* a, Bits b) {
+    return bit_cast<Vec>(_mm512_dpbusd_epi32(bit_cast<__m512i>(sum), _mm512_set1_epi32(static_cast<int>(*a)), __m512i(b)));
   }
+#else
+  // Without an instruction for four bytes: two for pairs of 16 bits. A comes as such, the even ones of each four first.
+  using Element = uint16_t;
+  static constexpr int kFactors = 2;
+  static Vec accumulate(Vec sum, const Word* a, Bits b) {
+    const Ints even = multiply_pairs(Bits{} + a[0], upper_bytes(b << 8)), odd = multiply_pairs(Bits{} + a[1], upper_bytes(b));
+    return bit_cast<Vec>(bit_cast<Ints>(sum) + even + odd);
+  }
+#endif
 };
 
 #if defined(__AMX_INT8__)

@@ -1,9 +1,10 @@
-// Activations as bytes: a scale for each row, and q + 128 for each element.
+// Activations as whole numbers of a byte: a scale for each row, and q + 128 for each element.
 #pragma once
 
 #include <algorithm>
 #include <type_traits>
 
+#include "matmul_int8.h"
 #include "storage.h"
 
 namespace trunkline {
@@ -31,9 +32,19 @@ inline float largest(const T* x, int count) {
   return value - value == 0.0f ? value : __builtin_nanf("");
 }
 
-// bytes has room for 4 * words elements; what lies behind in_features becomes zero, which meets zero weights.
+// The order in which the product wants numbers: as they come, or where they are pairs of 16 bits each four as 0 2 1 3.
+constexpr size_t place_of(size_t i) {
+  return ByteMath::kFactors == 1 || i % 4 == 0 || i % 4 == 3 ? i : i % 4 == 1 ? i + 1 : i - 1;
+}
+template <class Numbers, size_t... kLane>
+inline Numbers in_place(Numbers q, std::index_sequence<kLane...>) {
+  return __builtin_shufflevector(q, q, place_of(kLane)...);
+}
+
+// `to` has room for 4 * words elements; what lies behind in_features becomes zero, which meets zero weights.
 template <class T>
-inline void quantize_row(const T* x, int in_features, int words, uint8_t* bytes, float* row_scale) {
+inline void quantize_row(const T* x, int in_features, int words, ByteMath::Element* to, float* row_scale) {
+  using Number = ByteMath::Element;
   const float scale = largest(x, in_features) / 127.0f;
   *row_scale = scale;
   // Adding 1.5 * 2^23 rounds to a whole number, which then lies in the low bits. (Not an fma: levels without
@@ -41,13 +52,15 @@ inline void quantize_row(const T* x, int in_features, int words, uint8_t* bytes,
   const Vec inverse = splat(scale > 0.0f ? 1.0f / scale : 0.0f), magic = splat(12582912.0f + 128.0f);
   int i = 0;
   for (; i + kWidth <= in_features; i += kWidth) {
-    typedef uint8_t Bytes __attribute__((vector_size(kWidth)));
-    const Bytes q = __builtin_convertvector(bit_cast<Bits>(load(x + i) * inverse + magic) & 0xff, Bytes);
-    memcpy(bytes + i, &q, sizeof(q));
+    typedef Number Numbers __attribute__((vector_size(kWidth * sizeof(Number))));
+    const Numbers q = __builtin_convertvector(bit_cast<Bits>(load(x + i) * inverse + magic) & 0xff, Numbers);
+    const Numbers placed = in_place(q, std::make_index_sequence<kWidth>());
+    memcpy(to + i, &placed, sizeof(placed));
   }
+  std::fill(to + i, to + 4 * words, Number{0});  // times zero weights
   for (; i < in_features; ++i)
-    bytes[i] = static_cast<uint8_t>(bit_cast<uint32_t>((splat(to_float(x[i])) * inverse + magic)[0]));
-  std::fill(bytes + i, bytes + 4 * words, uint8_t{0});  // times zero weights
+    to[place_of(static_cast<size_t>(i))] =
+        static_cast<uint8_t>(bit_cast<uint32_t>((splat(to_float(x[i])) * inverse + magic)[0]));
 }
 
 }  // namespace trunkline

@@ -223,6 +223,25 @@ inline Vec tanh(Vec x) {
   return x < splat(0.0f) ? -t : t;
 }
 
+// Both halves of each lane are whole numbers of 16 bits: the sum of their two products.
+inline Ints multiply_pairs(Bits a, Bits b) {
+#if defined(__AVX512BW__)
+  return Ints(_mm512_madd_epi16(__m512i(a), __m512i(b)));
+#elif defined(__AVX2__)
+  return Ints(_mm256_madd_epi16(__m256i(a), __m256i(b)));
+#elif defined(__SSE2__)
+  return Ints(_mm_madd_epi16(__m128i(a), __m128i(b)));
+#else
+  return (Ints(a << 16) >> 16) * (Ints(b << 16) >> 16) + (Ints(a) >> 16) * (Ints(b) >> 16);
+#endif
+}
+
+// The upper byte, with its sign, of each half of a lane.
+inline Bits upper_bytes(Bits x) {
+  typedef int16_t Shorts __attribute__((vector_size(4 * kWidth)));
+  return Bits(Shorts(x) >> 8);
+}
+
 // Pairs of bfloat16, the lower half of each from `low`.
 inline Bits interleave(const bf16* low, const bf16* high) { return widen(low) | (widen(high) << 16); }
 
