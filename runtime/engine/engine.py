@@ -140,7 +140,8 @@ class Engine:
                         id=key,
                         prompt=tokens,
                         max_new_tokens=max_new_tokens,
-                        min_new_tokens=params.min_tokens,
+                        # A constraint may end the answer earlier; else the sampler draws no stop token until then.
+                        min_new_tokens=0 if params.constraint is not None else params.min_tokens,
                         stop_token_ids=ending,
                         priority=priority,
                         namespace=namespace,
