@@ -12,10 +12,10 @@ from tests.runtime.engines import (
     assert_warm_and_batched,
     make_engine,
     random_prompt,
+    random_weights,
     run_checked,
     tiny_config,
     tiny_model,
-    tiny_weights,
     token_lists,
 )
 from tests.runtime.paged_driver import PagedDriver
@@ -51,9 +51,8 @@ def oracle_form(parts: Sequence[torch.Tensor], bias: torch.Tensor | None, gated:
 def test_its_logits_are_those_of_the_rounded_weights_and_inputs() -> None:
     """The same to float32's precision, but for prompts in which the last bit decides how a number is rounded: from
     there on all later roundings differ. Such are few."""
-    config = tiny_config()
-    oracle = CausalLM(config, torch.float32, torch.device("cpu"), oracle_form)
-    oracle.load_weights(tiny_weights(config))
+    oracle = CausalLM(tiny_config(), torch.float32, torch.device("cpu"), oracle_form)
+    oracle.load_weights(random_weights(oracle))
     prompts = [random_prompt(3, seed=seed) for seed in range(32)]
     exact, found, plain = (
         torch.stack([torch.cat(running.logits) for running in PagedDriver(model).greedy(prompts, 1, 512)])
