@@ -20,6 +20,14 @@ DATA = Path(__file__).resolve().parent.parent / "data"
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 
 
+def random_prompt(length: int, seed: int) -> list[int]:
+    """Token ids that are no control tokens."""
+    return np.random.default_rng(seed).integers(20, 40000, length).tolist()
+
+
+PROMPTS = [random_prompt(length, seed=length) for length in (1, 15, 16, 17, 40, 100, 333)]
+
+
 @cache
 def embedded_tokenizer() -> Tokenizer:
     return load_tokenizer(None)
@@ -63,13 +71,22 @@ def random_weights(model: CausalLM, seed: int = 0, scale: float = 0.3) -> Iterat
         yield name, torch.ones(shape) if "norm" in name else torch.randn(shape, generator=generator) * scale
 
 
-def assert_warm_and_batched(engine: Engine, prompts: list[list[int]], cold: list[list[int]]) -> None:
-    """Asked all together, then from the cache, the answers are those of each prompt alone."""
+@cache
+def cold_answers(loaded: LoadedModel | None = None, kv_cache_dtype: str = "auto") -> list[list[int]]:
+    """The answer to each of `PROMPTS` from an engine of its own."""
+    return [
+        make_engine(loaded, kv_cache_dtype=kv_cache_dtype).generate([prompt], GREEDY)[0].token_ids
+        for prompt in PROMPTS
+    ]
+
+
+def assert_warm_and_batched(engine: Engine, cold: list[list[int]]) -> None:
+    """Asked all together, then from the cache, the answers to `PROMPTS` are those of each alone."""
     for _ in range(3):
-        answers = engine.generate(prompts, GREEDY)
+        answers = engine.generate(PROMPTS, GREEDY)
         assert token_lists(answers) == cold
         assert_idle(engine)
-    assert [answer.num_cached_tokens for answer in answers] == [len(prompt) - 1 for prompt in prompts]
+    assert [answer.num_cached_tokens for answer in answers] == [len(prompt) - 1 for prompt in PROMPTS]
 
 
 def make_engine(
@@ -99,11 +116,6 @@ def make_late_engine(loaded: LoadedModel | None = None, **settings: Any) -> tupl
     device = FakeAsyncRunner(engine.runner)
     engine._launcher = device
     return engine, device
-
-
-def random_prompt(length: int, seed: int) -> list[int]:
-    """Token ids that are no control tokens."""
-    return np.random.default_rng(seed).integers(20, 40000, length).tolist()
 
 
 def taught_short_answers(engine: Engine) -> Engine:
