@@ -60,7 +60,7 @@ def make_engine(config: ModelConfig, device: torch.device, backend: str, kv_cach
     generator = torch.Generator(device).manual_seed(0)
     model.load_weights(
         (name, torch.ones(shape) if len(shape) == 1 else _normal(shape, device, generator))
-        for name, shape in _weight_shapes(config)
+        for name, shape in model.weight_shapes.items()
     )
     loaded = LoadedModel(model, config, word_tokenizer(config.vocab_size), "random", frozenset(), {})
     settings = EngineConfig(
@@ -143,25 +143,6 @@ def _ids(text: str) -> list[int]:
 
 def _normal(shape: tuple[int, ...], device: torch.device, generator: torch.Generator) -> torch.Tensor:
     return torch.empty(shape, dtype=torch.bfloat16, device=device).normal_(0.0, 0.02, generator=generator)
-
-
-def _weight_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
-    hidden, inner = config.hidden_size, config.intermediate_size
-    query, key_value = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    yield "model.embed_tokens.weight", (config.vocab_size, hidden)
-    yield "lm_head.weight", (config.vocab_size, hidden)
-    yield "model.norm.weight", (hidden,)
-    for layer in range(config.num_layers):
-        prefix = f"model.layers.{layer}"
-        yield f"{prefix}.input_layernorm.weight", (hidden,)
-        yield f"{prefix}.post_attention_layernorm.weight", (hidden,)
-        yield f"{prefix}.self_attn.q_proj.weight", (query, hidden)
-        yield f"{prefix}.self_attn.k_proj.weight", (key_value, hidden)
-        yield f"{prefix}.self_attn.v_proj.weight", (key_value, hidden)
-        yield f"{prefix}.self_attn.o_proj.weight", (hidden, query)
-        yield f"{prefix}.mlp.gate_proj.weight", (inner, hidden)
-        yield f"{prefix}.mlp.up_proj.weight", (inner, hidden)
-        yield f"{prefix}.mlp.down_proj.weight", (hidden, inner)
 
 
 def word_tokenizer(vocab_size: int) -> Tokenizer:

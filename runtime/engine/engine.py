@@ -124,38 +124,18 @@ class Engine:
         name = id if id is not None else f"request-{number}"
         if name in self._choices:
             raise RequestError(f"a request with id {name!r} is running", "id")
-        tokens = self.encode(prompt)
-        max_new_tokens = limit_output(len(tokens), params, self.max_model_len)
-        seed = params.seed if params.seed is not None else int(self._seeds.integers(2**63))
-        ending, stops = self._ending_token_ids(params), StopAutomaton(params.stops)
-        now = self._clock()
-        keys: list[str] = []
-        self._choices[name] = keys
+        # With the number, since a step may still be computing for an aborted request of the same name.
+        requests = self._requests(f"{name}#{number}", prompt, params, priority, namespace)
+        stops = StopAutomaton(params.stops)
+        keys = self._choices[name] = []
         try:
-            for index in range(params.n):
-                # With the number, since a step may still be computing for an aborted request of the same name.
-                key = f"{name}/{index}#{number}"
-                self.scheduler.add(
-                    Request(
-                        id=key,
-                        prompt=tokens,
-                        max_new_tokens=max_new_tokens,
-                        min_new_tokens=params.min_tokens,
-                        stop_token_ids=ending,
-                        priority=priority,
-                        namespace=namespace,
-                        arrival_time=now,
-                        logits_from=params.logits_from,
-                        is_sequential=params.is_sequential,
-                        payload=SamplingState(params, derive_seed(seed, index), ending),
-                    ),
-                    now,
-                )
+            for index, request in enumerate(requests):
+                self.scheduler.add(request, request.arrival_time)
                 text = OutputText(self.tokenizer, params, stops)
-                self._live[key] = _Live(name, index, params, len(tokens), text)
-                keys.append(key)
+                self._live[request.id] = _Live(name, index, params, len(request.prompt), text)
+                keys.append(request.id)
                 if explain:
-                    self._unexplained[key] = namespace
+                    self._unexplained[request.id] = namespace
         except BaseException:
             self.abort(name)
             raise
@@ -282,6 +262,32 @@ class Engine:
         """Recomputes every invariant of pool, tree and scheduler; raises with the state where one is broken."""
         self.cache.check()
         self.scheduler.check()
+
+    def _requests(
+        self, name: str, prompt: Prompt, params: SamplingParams, priority: int, namespace: Namespace
+    ) -> list[Request]:
+        """The scheduler's requests, one a choice. Raises RequestError for a prompt that can't be served."""
+        tokens = self.encode(prompt)
+        max_new_tokens = limit_output(len(tokens), params, self.max_model_len)
+        seed = params.seed if params.seed is not None else int(self._seeds.integers(2**63))
+        ending, now = self._ending_token_ids(params), self._clock()
+        return [
+            Request(
+                id=f"{name}/{index}",
+                prompt=tokens,
+                max_new_tokens=max_new_tokens,
+                # A constraint may end the answer earlier; else the sampler draws no stop token until then.
+                min_new_tokens=0 if params.constraint is not None else params.min_tokens,
+                stop_token_ids=ending,
+                priority=priority,
+                namespace=namespace,
+                arrival_time=now,
+                logits_from=params.logits_from,
+                is_sequential=params.is_sequential,
+                payload=SamplingState(params, derive_seed(seed, index), ending),
+            )
+            for index in range(params.n)
+        ]
 
     def _advance(self) -> list[RequestOutput]:
         if not self._in_flight:

@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,8 @@ logger = logging.getLogger(__name__)
 
 # How long an idle worker sleeps before it looks whether its parent still lives.
 IDLE_POLL_MS = 500
+# How long it sleeps while a grammar compiles, which nothing but a look can tell it of.
+COMPILING_POLL_MS = 2
 # How long a worker puts memory behind pages before it is ready; it goes on when it is idle.
 BACKING_SECONDS = 1.5
 
@@ -58,12 +61,17 @@ def run_worker(config: EngineConfig, endpoint: str, parent: int) -> None:
 
 
 class Worker:
-    """Serves one engine over one socket."""
+    """Serves one engine over one socket.
+
+    A request whose grammar is new is queued when a thread has compiled it, so that the others' steps go on.
+    """
 
     def __init__(self, engine: Engine, socket: zmq.Socket[bytes], parent: int) -> None:
         self._engine = engine
         self._socket = socket
         self._parent = parent
+        self._compiler = ThreadPoolExecutor(max_workers=1, thread_name_prefix="trunkline-compiler")
+        self._compiling: dict[str, tuple[Submit, Future[None]]] = {}
         self._operations: dict[str, Callable[..., Any]] = {
             "flush_cache": engine.flush_cache,
             "cache_tree": engine.cache_tree,
@@ -78,29 +86,49 @@ class Worker:
         self._send(Ready(self._info(), self._engine.stats()))
         while os.getppid() == self._parent:
             self._receive(wait=not self._engine.has_work)
+            self._submit_compiled()
             if self._engine.has_work:
                 outputs = self._engine.step()
                 self._send(Outputs(outputs, self._engine.stats(), time.time()))
+        self._compiler.shutdown(wait=False, cancel_futures=True)
 
     def _receive(self, wait: bool) -> None:
         """Carries out every command that has arrived; may wait for one, with memory for pages as a pastime."""
-        while wait and not self._socket.poll(0) and self._engine.back_pages():
+        while wait and not self._compiling and not self._socket.poll(0) and self._engine.back_pages():
             pass
-        if wait and not self._socket.poll(IDLE_POLL_MS):
+        if wait and not self._socket.poll(COMPILING_POLL_MS if self._compiling else IDLE_POLL_MS):
             return
         while self._socket.poll(0):
             message = decode_to_engine(self._socket.recv())
             match message:
                 case Submit():
-                    self._submit(message)
+                    self._take(message)
                 case Abort(id):
+                    if id in self._compiling:
+                        self._compiling.pop(id)[1].cancel()
                     self._engine.abort(id)
                     self._send(Outputs([], self._engine.stats()))
                 case Call():
                     self._call(message)
 
-    def _submit(self, message: Submit) -> None:
+    def _take(self, message: Submit) -> None:
+        """Queues a request, or has its grammar compiled first."""
+        grammars, constraint = self._engine.runner.grammars, message.params.constraint
+        if constraint is None or grammars.knows(constraint):
+            self._submit(message)
+        else:
+            self._compiling[message.id] = message, self._compiler.submit(grammars.check, constraint)
+
+    def _submit_compiled(self) -> None:
+        for id, (message, compiled) in list(self._compiling.items()):
+            if compiled.done():
+                del self._compiling[id]
+                self._submit(message, compiled)
+
+    def _submit(self, message: Submit, compiled: Future[None] | None = None) -> None:
         try:
+            if compiled is not None:
+                compiled.result()
             self._engine.add_request(
                 np.frombuffer(message.prompt, dtype=np.int32),
                 message.params,

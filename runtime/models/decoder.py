@@ -77,6 +77,11 @@ class CausalLM:
             return None
         return DecoderWeights(packed, norm, head, rotary.cos, rotary.sin, self.config.rms_norm_eps)
 
+    @property
+    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
+        """What `load_weights` must be given: Hugging Face names and shapes."""
+        return self._table.shapes
+
     def load_weights(self, weights: Iterable[tuple[str, Weight]]) -> None:
         """Takes a checkpoint's (Hugging Face name, tensor) pairs, in any order and dtype.
 

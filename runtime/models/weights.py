@@ -78,6 +78,11 @@ class ParameterTable:
         self._slots[f"{name}.weight"] = _Slot((rows, cols), embedding.fill)
         return embedding
 
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The name and shape of every weight that has a place."""
+        return {name: slot.shape for name, slot in self._slots.items()}
+
     def load(self, weights: Iterable[tuple[str, Weight]]) -> None:
         """Puts (name, tensor) pairs into place, converting to the table's dtype.
 

@@ -54,8 +54,8 @@ class _State:
 
 
 class Grammars:
-    """The grammars of one model's requests. `check` may be called from any thread; the rest by one caller, beside whom a
-    thread of its own computes masks.
+    """The grammars of one model's requests. `check` and `knows` may be called from any thread; the rest by one caller,
+    beside whom a thread of its own computes masks.
 
     Args:
         tokenizer: gives the bytes of each token.
@@ -72,10 +72,18 @@ class Grammars:
         self._states: OrderedDict[str, _State] = OrderedDict()
 
     def check(self, constraint: Constraint) -> None:
-        """Raises RequestError, in the grammar's own words, for what is no grammar or can't be supported."""
+        """Raises RequestError, in the grammar's own words, for what is no grammar or can't be supported.
+
+        Compiles what isn't known, which takes seconds for a large schema, nearly all of them without Python's lock.
+        """
         if not self._eos_token_ids:
             raise RequestError("constraints need a model with an end-of-sequence token", "constraint")
         self._template(constraint)
+
+    def knows(self, constraint: Constraint) -> bool:
+        """Whether it is compiled, so that `check` takes no time."""
+        with self._lock:
+            return constraint in self._compiled
 
     def begin(self, waiting: Sequence[Waiting]) -> Future[Mapping[str, Mask]] | None:
         """Begins to compute which tokens may come next, by request, beside the caller; None where nobody waits.
@@ -134,30 +142,32 @@ class Grammars:
         return not tokens or state.matcher.consume_tokens(list(tokens))
 
     def _template(self, constraint: Constraint) -> LLMatcher:
-        """A matcher at the start, to be copied; for any thread."""
+        """A matcher at the start, to be copied; for any thread. Nobody waits for what another one compiles."""
         with self._lock:
-            return self._compile(constraint)
+            found = self._compiled.get(constraint)
+        if found is None:
+            found = self._compile(constraint)
+        with self._lock:
+            self._compiled[constraint] = found
+            self._compiled.move_to_end(constraint)
+            if len(self._compiled) > MAX_COMPILED:
+                self._compiled.popitem(last=False)
+        return found
 
     def _compile(self, constraint: Constraint) -> LLMatcher:
         from llguidance import LLMatcher
 
-        found = self._compiled.get(constraint)
-        if found is None:
-            found = LLMatcher(self._guide, _grammar(constraint), log_level=0)
-            if found.is_error():
-                raise RequestError(
-                    f"{constraint.kind} is not a grammar that is supported: {_short(found.get_error())}",
-                    "constraint",
-                )
-            if np.isneginf(self._mask(found.deep_copy())).all():
-                raise RequestError(
-                    f"{constraint.kind} allows no text, or is too large to be a grammar", "constraint"
-                )
-            self._compiled[constraint] = found
-            if len(self._compiled) > MAX_COMPILED:
-                self._compiled.popitem(last=False)
-        self._compiled.move_to_end(constraint)
-        return found
+        matcher = LLMatcher(self._guide, _grammar(constraint), log_level=0)
+        if matcher.is_error():
+            raise RequestError(
+                f"{constraint.kind} is not a grammar that is supported: {_short(matcher.get_error())}",
+                "constraint",
+            )
+        if np.isneginf(self._mask(matcher.deep_copy())).all():
+            raise RequestError(
+                f"{constraint.kind} allows no text, or is too large to be a grammar", "constraint"
+            )
+        return matcher
 
     @cached_property
     def _guide(self) -> LLTokenizer:

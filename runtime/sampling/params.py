@@ -42,7 +42,8 @@ class SamplingParams:
     top_p, min_p. Tokens of equal logits rank by id.
 
     max_tokens: new tokens at most, 1 or more; None is the rest of the context.
-    min_tokens: new tokens before anything may stop the request; stop tokens can't be sampled until then.
+    min_tokens: new tokens before anything may stop the request; stop tokens can't be sampled until then. Only a
+        constraint ends it earlier, where nothing else than a stop token may follow.
     temperature: 0 to 2; below 1e-6 the likeliest token is taken (the lowest id of equals).
     top_k: only the k likeliest tokens; -1 and 0 mean off.
     top_p: only the likeliest tokens that together reach this probability, (0, 1]; 1 is off.

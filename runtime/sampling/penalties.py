@@ -11,6 +11,7 @@ import torch
 
 from trunkline.attention.streams import to_device
 
+from .grammar import Mask
 from .params import SamplingParams
 
 __all__ = ["SampleRow", "adjust_logits", "restrict_logits"]
@@ -25,7 +26,8 @@ class SampleRow:
     history: int32, every token known so far, `num_prompt_tokens` of the prompt, then `num_output_tokens`
         generated.
     seed: int64, the one really used: the request's own (or of its choice), or one that the engine drew.
-    banned_until_min: ids that would end the request, not to be sampled before `params.min_tokens` tokens.
+    banned_until_min: ids that would end the request, not to be sampled before `params.min_tokens` tokens unless a
+        constraint leaves no other.
     """
 
     params: SamplingParams
@@ -36,8 +38,12 @@ class SampleRow:
     banned_until_min: Collection[int] = ()
 
 
-def adjust_logits(logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
+def adjust_logits(
+    logits: torch.Tensor, rows: Sequence[SampleRow], masks: Mapping[int, Mask] | None = None
+) -> torch.Tensor:
     """The logits [n, vocab] with every row's bias, penalties and bans; the same tensor where no row has any.
+
+    `masks` says, by row, what `restrict_logits` will allow: where those are none but banned tokens, the ban falls.
 
     A banned token gets -inf by addition, so that a NaN or +inf the model produced stays visible. Costs, for
     the rows that ask: a copy of the logits, their history's length for the repetition penalty, O(m log m)
@@ -46,7 +52,11 @@ def adjust_logits(logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tens
     """
     biases = [(index, *row.params.bias_arrays) for index, row in enumerate(rows) if row.params.logit_bias]
     repeats = [index for index, row in enumerate(rows) if row.params.repetition_penalty != 1.0]
-    terms = [(index, *term) for index, row in enumerate(rows) for term in _additive_terms(row)]
+    terms = [
+        (index, *term)
+        for index, row in enumerate(rows)
+        for term in _additive_terms(row, (masks or {}).get(index))
+    ]
     if not (biases or repeats or terms):
         return logits
     adjusted = logits.clone()
@@ -57,9 +67,7 @@ def adjust_logits(logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tens
     return adjusted
 
 
-def restrict_logits(
-    adjusted: torch.Tensor, logits: torch.Tensor, masks: Mapping[int, npt.NDArray[np.float32]]
-) -> torch.Tensor:
+def restrict_logits(adjusted: torch.Tensor, logits: torch.Tensor, masks: Mapping[int, Mask]) -> torch.Tensor:
     """The adjusted logits with a row's mask [vocab], 0 or -inf, added; `logits` itself is never written."""
     if masks and adjusted is logits:
         adjusted = logits.clone()
@@ -68,7 +76,7 @@ def restrict_logits(
     return adjusted
 
 
-def _additive_terms(row: SampleRow) -> list[tuple[Indices, npt.NDArray[np.float32]]]:
+def _additive_terms(row: SampleRow, mask: Mask | None) -> list[tuple[Indices, npt.NDArray[np.float32]]]:
     """What is added after the repetition penalty: pairs of token ids (each once in a pair) and values."""
     params, terms = row.params, []
     if row.num_output_tokens and (params.frequency_penalty or params.presence_penalty):
@@ -77,7 +85,8 @@ def _additive_terms(row: SampleRow) -> list[tuple[Indices, npt.NDArray[np.float3
         terms.append((ids.astype(np.int64), -penalties.astype(np.float32)))
     if row.num_output_tokens < params.min_tokens and row.banned_until_min:
         banned = np.array(sorted(set(row.banned_until_min)), dtype=np.int64)
-        terms.append((banned, np.full(len(banned), -np.inf, dtype=np.float32)))
+        if mask is None or np.count_nonzero(mask == 0) > np.count_nonzero(mask[banned] == 0):
+            terms.append((banned, np.full(len(banned), -np.inf, dtype=np.float32)))
     return terms
 
 

@@ -92,7 +92,7 @@ class Sampler:
         """
         assert logits.shape == (len(rows), self._vocab_size), "one row of logits for each request"
         assert (logits.dtype, logits.device.type) == (torch.float32, self._device.type)
-        adjusted = restrict_logits(adjust_logits(logits, rows), logits, masks or {})
+        adjusted = restrict_logits(adjust_logits(logits, rows, masks), logits, masks or {})
         ids, peaks = best(adjusted)
         if any(not row.params.is_greedy for row in rows):
             self._draw(adjusted, rows, ids, peaks)

@@ -12,12 +12,20 @@ from tests.fakes.async_runner import FakeAsyncRunner
 from trunkline.radix import RadixConfig
 from trunkline.runtime.engine import Engine, EngineConfig, Generation
 from trunkline.runtime.loading import LoadedModel, Tokenizer, load_model, load_tokenizer
-from trunkline.runtime.models import ModelConfig, build_model
+from trunkline.runtime.models import CausalLM, ModelConfig, build_model
 from trunkline.runtime.sampling import SamplingParams
 from trunkline.scheduler import SchedulerConfig
 
 DATA = Path(__file__).resolve().parent.parent / "data"
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+
+
+def random_prompt(length: int, seed: int) -> list[int]:
+    """Token ids that are no control tokens."""
+    return np.random.default_rng(seed).integers(20, 40000, length).tolist()
+
+
+PROMPTS = [random_prompt(length, seed=length) for length in (1, 15, 16, 17, 40, 100, 333)]
 
 
 @cache
@@ -37,7 +45,7 @@ def tiny_model(seed: int = 0, max_positions: int = 2048, quantization: str | Non
     tokenizer = embedded_tokenizer()
     config = tiny_config(max_positions)
     model = build_model(config, torch.float32, "cpu", quantization)
-    model.load_weights(tiny_weights(config, seed))
+    model.load_weights(random_weights(model, seed))
     return LoadedModel(model, config, tokenizer, "tiny", tokenizer.eos_token_ids, {})
 
 
@@ -56,39 +64,29 @@ def tiny_config(max_positions: int = 2048) -> ModelConfig:
     )
 
 
-def tiny_weights(config: ModelConfig, seed: int = 0) -> Iterator[tuple[str, torch.Tensor]]:
+def random_weights(model: CausalLM, seed: int = 0, scale: float = 0.3) -> Iterator[tuple[str, torch.Tensor]]:
     """Random weights by their Hugging Face names; ones for the norms."""
     generator = torch.Generator().manual_seed(seed)
-    for name, shape in weight_shapes(config):
-        yield name, torch.ones(shape) if "norm" in name else torch.randn(shape, generator=generator) * 0.3
+    for name, shape in model.weight_shapes.items():
+        yield name, torch.ones(shape) if "norm" in name else torch.randn(shape, generator=generator) * scale
 
 
-def weight_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Hugging Face names and shapes of a llama without biases and with a tied embedding."""
-    hidden, inner = config.hidden_size, config.intermediate_size
-    query, key_value = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    yield "model.embed_tokens.weight", (config.vocab_size, hidden)
-    yield "model.norm.weight", (hidden,)
-    for layer in range(config.num_layers):
-        prefix = f"model.layers.{layer}"
-        yield f"{prefix}.input_layernorm.weight", (hidden,)
-        yield f"{prefix}.post_attention_layernorm.weight", (hidden,)
-        yield f"{prefix}.self_attn.q_proj.weight", (query, hidden)
-        yield f"{prefix}.self_attn.k_proj.weight", (key_value, hidden)
-        yield f"{prefix}.self_attn.v_proj.weight", (key_value, hidden)
-        yield f"{prefix}.self_attn.o_proj.weight", (hidden, query)
-        yield f"{prefix}.mlp.gate_proj.weight", (inner, hidden)
-        yield f"{prefix}.mlp.up_proj.weight", (inner, hidden)
-        yield f"{prefix}.mlp.down_proj.weight", (hidden, inner)
+@cache
+def cold_answers(loaded: LoadedModel | None = None, kv_cache_dtype: str = "auto") -> list[list[int]]:
+    """The answer to each of `PROMPTS` from an engine of its own."""
+    return [
+        make_engine(loaded, kv_cache_dtype=kv_cache_dtype).generate([prompt], GREEDY)[0].token_ids
+        for prompt in PROMPTS
+    ]
 
 
-def assert_warm_and_batched(engine: Engine, prompts: list[list[int]], cold: list[list[int]]) -> None:
-    """Asked all together, then from the cache, the answers are those of each prompt alone."""
+def assert_warm_and_batched(engine: Engine, cold: list[list[int]]) -> None:
+    """Asked all together, then from the cache, the answers to `PROMPTS` are those of each alone."""
     for _ in range(3):
-        answers = engine.generate(prompts, GREEDY)
+        answers = engine.generate(PROMPTS, GREEDY)
         assert token_lists(answers) == cold
         assert_idle(engine)
-    assert [answer.num_cached_tokens for answer in answers] == [len(prompt) - 1 for prompt in prompts]
+    assert [answer.num_cached_tokens for answer in answers] == [len(prompt) - 1 for prompt in PROMPTS]
 
 
 def make_engine(
@@ -118,11 +116,6 @@ def make_late_engine(loaded: LoadedModel | None = None, **settings: Any) -> tupl
     device = FakeAsyncRunner(engine.runner)
     engine._launcher = device
     return engine, device
-
-
-def random_prompt(length: int, seed: int) -> list[int]:
-    """Token ids that are no control tokens."""
-    return np.random.default_rng(seed).integers(20, 40000, length).tolist()
 
 
 def taught_short_answers(engine: Engine) -> Engine:

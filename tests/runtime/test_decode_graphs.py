@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.attention.flashinfer_emulation import Emulation, emulate
-from tests.runtime.engines import embedded_tokenizer, random_prompt, token_lists, weight_shapes
+from tests.runtime.engines import embedded_tokenizer, random_prompt, random_weights, token_lists
 from trunkline.attention import AttentionConfig, AttentionMetadata, KVPool, fused, make_backend
 from trunkline.attention.flashinfer import CascadeRule, FlashInferBackend
 from trunkline.radix import RadixConfig
@@ -53,14 +53,7 @@ class Repeater:
 @pytest.fixture(scope="module")
 def model() -> CausalLM:
     model = build_model(CONFIG, torch.bfloat16)
-    generator = torch.Generator().manual_seed(0)
-    shapes = [*weight_shapes(CONFIG)]
-    for layer in range(CONFIG.num_layers):
-        shapes += [(f"model.layers.{layer}.self_attn.{name}_norm.weight", (64,)) for name in "qk"]
-    model.load_weights(
-        (name, torch.ones(shape) if "norm" in name else torch.randn(shape, generator=generator) * 0.2)
-        for name, shape in shapes
-    )
+    model.load_weights(random_weights(model, scale=0.2))
     return model
 
 

@@ -4,8 +4,10 @@ import pytest
 
 from tests.runtime.engines import (
     GREEDY,
+    PROMPTS,
     assert_idle,
     assert_warm_and_batched,
+    cold_answers,
     make_engine,
     random_prompt,
     run_checked,
@@ -15,31 +17,24 @@ from tests.runtime.engines import (
 from trunkline.runtime.engine import Engine
 from trunkline.runtime.sampling import SamplingParams
 
-PROMPTS = [random_prompt(length, seed=length) for length in (1, 15, 16, 17, 40, 100, 333)]
 
-
-@pytest.fixture(scope="module")
-def cold_answers() -> list[list[int]]:
-    return [make_engine().generate([prompt], GREEDY)[0].token_ids for prompt in PROMPTS]
-
-
-def test_warm_answers_equal_cold_ones(cold_answers: list[list[int]]) -> None:
+def test_warm_answers_equal_cold_ones() -> None:
     engine = make_engine()
-    assert_warm_and_batched(engine, PROMPTS, cold_answers)
+    assert_warm_and_batched(engine, cold_answers())
 
 
 @pytest.mark.parametrize("budget", [7, 64, 512])
-def test_chunked_answers_equal_cold_ones(cold_answers: list[list[int]], budget: int) -> None:
+def test_chunked_answers_equal_cold_ones(budget: int) -> None:
     engine = make_engine(max_num_batched_tokens=budget)
-    assert token_lists(engine.generate(PROMPTS, GREEDY)) == cold_answers
+    assert token_lists(engine.generate(PROMPTS, GREEDY)) == cold_answers()
     assert_idle(engine)
 
 
 @pytest.mark.parametrize("page_size", [1, 4, 64])
-def test_page_size_does_not_change_answers(cold_answers: list[list[int]], page_size: int) -> None:
+def test_page_size_does_not_change_answers(page_size: int) -> None:
     engine = make_engine(page_size=page_size)
     for _ in range(2):
-        assert token_lists(engine.generate(PROMPTS, GREEDY)) == cold_answers
+        assert token_lists(engine.generate(PROMPTS, GREEDY)) == cold_answers()
 
 
 def test_an_answer_is_the_same_alone_and_in_a_batch_of_32() -> None:
@@ -48,11 +43,11 @@ def test_an_answer_is_the_same_alone_and_in_a_batch_of_32() -> None:
     assert token_lists(make_engine(tokens=8192).generate(prompts, GREEDY)) == alone
 
 
-def test_prefix_caching_off_gives_the_same_answers_and_reuses_nothing(cold_answers: list[list[int]]) -> None:
+def test_prefix_caching_off_gives_the_same_answers_and_reuses_nothing() -> None:
     engine = make_engine(enable_prefix_caching=False)
     for _ in range(2):
         answers = engine.generate(PROMPTS, GREEDY)
-        assert token_lists(answers) == cold_answers
+        assert token_lists(answers) == cold_answers()
         assert all(answer.num_cached_tokens == 0 for answer in answers)
 
 
@@ -181,9 +176,9 @@ def all_at_once(engine: Engine, prompts: list[list[int]]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "lpm", "dfs-weight", "lof", "priority", "random"])
-def test_no_policy_changes_an_answer(cold_answers: list[list[int]], policy: str) -> None:
+def test_no_policy_changes_an_answer(policy: str) -> None:
     engine = make_engine(scheduling_policy=policy, max_num_seqs=3, max_num_batched_tokens=50)
-    assert all_at_once(engine, PROMPTS) == cold_answers
+    assert all_at_once(engine, PROMPTS) == cold_answers()
 
 
 @pytest.mark.parametrize("mode", ["swap", "auto", "heuristic"])

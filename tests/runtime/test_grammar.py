@@ -220,10 +220,26 @@ def test_constraints_go_with_no_option_that_hides_the_end() -> None:
         params(Constraint.regex("a"), ignore_eos=True)
     with pytest.raises(InvalidSamplingParams, match="constraint must be a Constraint, not 'a'"):
         SamplingParams(constraint="a")
-    engine = make_engine()
-    (generation,) = engine.generate(["x"], params(Constraint.choices(["a"]), min_tokens=5, logprobs=0))
-    assert generation.finish_reason == "error"
-    assert generation.choices[0].error == "every token is forbidden"
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("logprobs", [None, 0], ids=["forced", "sampled"])
+def test_constraint_that_leaves_only_the_end_goes_before_min_tokens(
+    overlap: bool, logprobs: int | None
+) -> None:
+    engine = make_engine(overlap=overlap)
+    more = {"logprobs": logprobs, "min_tokens": 20, "seed": 1}
+    one_choice = params(Constraint.choices(["a"]), **more)
+    at_most_three = params(Constraint.regex("a{0,3}"), **more)
+    b = engine.tokenizer.token_to_id("b")
+    with_others = params(Constraint.regex("[a-z]{99}"), stop_token_ids=[b], logit_bias={b: 100.0}, **more)
+    free = SamplingParams(temperature=0.0, max_tokens=20, min_tokens=20)
+    generations = engine.generate(["x"] * 4, [one_choice, at_most_three, with_others, free])
+    assert [generation.finish_reason for generation in generations] == ["stop", "stop", "stop", "length"]
+    assert [generation.text for generation in generations[:2]] == ["a", "aaa"]
+    assert generations[2].token_ids.index(b) == 20
+    assert len(generations[3].token_ids) == 20
+    assert_idle(engine)
 
 
 def test_constraint_travels_to_the_engines_process() -> None:

@@ -6,8 +6,10 @@ import torch
 from tests.attention.native_levels import needs_native
 from tests.runtime.engines import (
     GREEDY,
+    PROMPTS,
     assert_idle,
     assert_warm_and_batched,
+    cold_answers,
     make_engine,
     random_prompt,
     run_checked,
@@ -21,7 +23,6 @@ from trunkline.errors import ConfigError
 from trunkline.runtime.engine import Engine, EngineConfig
 from trunkline.runtime.sampling import SamplingParams
 
-PROMPTS = [random_prompt(length, seed=length) for length in (1, 15, 16, 17, 40, 100, 333)]
 LONG = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
 
 
@@ -29,21 +30,16 @@ def int8_engine(**options: object) -> Engine:
     return make_engine(kv_cache_dtype="int8", **options)  # type: ignore[arg-type]
 
 
-@pytest.fixture(scope="module")
-def cold_answers() -> list[list[int]]:
-    return [int8_engine().generate([prompt], GREEDY)[0].token_ids for prompt in PROMPTS]
-
-
 @needs_native
-def test_warm_and_batched_answers_equal_cold_ones(cold_answers: list[list[int]]) -> None:
-    assert_warm_and_batched(int8_engine(), PROMPTS, cold_answers)
+def test_warm_and_batched_answers_equal_cold_ones() -> None:
+    assert_warm_and_batched(int8_engine(), cold_answers(kv_cache_dtype="int8"))
 
 
 @needs_native
 @pytest.mark.parametrize("page_size", [1, 16, 64])
-def test_chunked_answers_equal_cold_ones(cold_answers: list[list[int]], page_size: int) -> None:
+def test_chunked_answers_equal_cold_ones(page_size: int) -> None:
     engine = int8_engine(max_num_batched_tokens=7, page_size=page_size)
-    assert token_lists(engine.generate(PROMPTS, GREEDY)) == cold_answers
+    assert token_lists(engine.generate(PROMPTS, GREEDY)) == cold_answers(kv_cache_dtype="int8")
     assert_idle(engine)
 
 
@@ -61,8 +57,8 @@ def test_preempted_and_swapped_answers_equal_those_of_a_big_pool(options: dict[s
 
 
 @needs_native
-def test_rounding_changes_some_answer_of_a_model_of_noise(cold_answers: list[list[int]]) -> None:
-    assert token_lists(make_engine().generate(PROMPTS, GREEDY)) != cold_answers
+def test_rounding_changes_some_answer_of_a_model_of_noise() -> None:
+    assert token_lists(make_engine().generate(PROMPTS, GREEDY)) != cold_answers(kv_cache_dtype="int8")
 
 
 @needs_native

@@ -2,28 +2,27 @@
 
 from collections.abc import Sequence
 
-import pytest
 import torch
 from torch.nn import functional as F
 
 from tests.attention.native_levels import needs_native
 from tests.runtime.engines import (
     GREEDY,
+    PROMPTS,
     assert_warm_and_batched,
+    cold_answers,
     make_engine,
     random_prompt,
+    random_weights,
     run_checked,
     tiny_config,
     tiny_model,
-    tiny_weights,
     token_lists,
 )
 from tests.runtime.paged_driver import PagedDriver
 from trunkline.runtime.engine import Engine
 from trunkline.runtime.models import CausalLM
 from trunkline.runtime.models.linear import Product
-
-PROMPTS = [random_prompt(length, seed=length) for length in (1, 15, 16, 17, 40, 100, 333)]
 
 
 def int8_engine(**options: int) -> Engine:
@@ -51,9 +50,8 @@ def oracle_form(parts: Sequence[torch.Tensor], bias: torch.Tensor | None, gated:
 def test_its_logits_are_those_of_the_rounded_weights_and_inputs() -> None:
     """The same to float32's precision, but for prompts in which the last bit decides how a number is rounded: from
     there on all later roundings differ. Such are few."""
-    config = tiny_config()
-    oracle = CausalLM(config, torch.float32, torch.device("cpu"), oracle_form)
-    oracle.load_weights(tiny_weights(config))
+    oracle = CausalLM(tiny_config(), torch.float32, torch.device("cpu"), oracle_form)
+    oracle.load_weights(random_weights(oracle))
     prompts = [random_prompt(3, seed=seed) for seed in range(32)]
     exact, found, plain = (
         torch.stack([torch.cat(running.logits) for running in PagedDriver(model).greedy(prompts, 1, 512)])
@@ -79,21 +77,18 @@ def test_its_logits_have_the_same_bits_in_any_chunks_and_any_batch() -> None:
             assert torch.equal(torch.cat(one.logits), torch.cat(other.logits))
 
 
-@pytest.fixture(scope="module")
-def cold_answers() -> list[list[int]]:
-    return [int8_engine().generate([prompt], GREEDY)[0].token_ids for prompt in PROMPTS]
+def test_warm_and_batched_answers_equal_cold_ones() -> None:
+    assert_warm_and_batched(int8_engine(), cold_answers(tiny_model(quantization="int8")))
 
 
-def test_warm_and_batched_answers_equal_cold_ones(cold_answers: list[list[int]]) -> None:
-    assert_warm_and_batched(int8_engine(), PROMPTS, cold_answers)
-
-
-def test_chunked_answers_equal_cold_ones(cold_answers: list[list[int]]) -> None:
+def test_chunked_answers_equal_cold_ones() -> None:
     engine = int8_engine(max_num_batched_tokens=7)
     names = [engine.add_request(prompt, GREEDY) for prompt in PROMPTS]
     answers = run_checked(engine, names)
-    assert [answers[name] for name in names] == cold_answers
+    assert [answers[name] for name in names] == cold_answers(tiny_model(quantization="int8"))
 
 
-def test_rounding_changes_some_answer_of_a_model_of_noise(cold_answers: list[list[int]]) -> None:
-    assert token_lists(make_engine().generate(PROMPTS, GREEDY)) != cold_answers
+def test_rounding_changes_some_answer_of_a_model_of_noise() -> None:
+    assert token_lists(make_engine().generate(PROMPTS, GREEDY)) != cold_answers(
+        tiny_model(quantization="int8")
+    )

@@ -25,6 +25,12 @@ def test_the_order_and_dtype_of_a_checkpoint_do_not_matter() -> None:
     assert torch.equal(torch.cat(ours.logits), torch.cat(theirs.logits))
 
 
+@pytest.mark.parametrize("variant", ["qwen3", "llama"])
+def test_a_model_names_the_weights_that_it_wants(variant: str) -> None:
+    found = {name: tuple(tensor.shape) for name, tensor in weights(variant).items()}
+    assert empty_model(variant).weight_shapes == found
+
+
 def test_rotary_frequencies_and_a_tied_head_are_skipped() -> None:
     found = weights("llama-tied") | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}
     found["lm_head.weight"] = torch.full_like(found["lm_head.weight"], torch.nan)

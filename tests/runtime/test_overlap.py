@@ -9,7 +9,9 @@ import torch
 
 from tests.runtime.engines import (
     GREEDY,
+    PROMPTS,
     assert_idle,
+    cold_answers,
     make_engine,
     make_late_engine,
     random_prompt,
@@ -21,18 +23,10 @@ from tests.runtime.engines import (
 from trunkline.runtime.engine import Engine
 from trunkline.runtime.sampling import Constraint, SamplingParams
 
-PROMPTS = [random_prompt(length, seed=length) for length in (1, 15, 16, 17, 40, 100, 333)]
 LONG = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
 
 
-@pytest.fixture(scope="module")
-def cold_answers() -> list[list[int]]:
-    return [make_engine().generate([prompt], GREEDY)[0].token_ids for prompt in PROMPTS]
-
-
-def test_cold_warm_chunked_and_batched_answers_are_those_of_steps_in_turn(
-    cold_answers: list[list[int]],
-) -> None:
+def test_cold_warm_chunked_and_batched_answers_are_those_of_steps_in_turn() -> None:
     for settings in (
         {},
         {"max_num_batched_tokens": 7},
@@ -41,7 +35,7 @@ def test_cold_warm_chunked_and_batched_answers_are_those_of_steps_in_turn(
     ):
         engine, device = make_late_engine(**settings)
         for _ in range(2):
-            assert token_lists(engine.generate(PROMPTS, GREEDY)) == cold_answers
+            assert token_lists(engine.generate(PROMPTS, GREEDY)) == cold_answers()
             assert_idle(engine)
         # Every step but the first of a run is launched behind another, every token but the last is pending once.
         assert device.num_ahead >= engine.stats().num_steps - 2
@@ -251,11 +245,11 @@ def test_a_thousand_rounds_leave_the_pool_as_it_was() -> None:
     assert min(stats.num_stopped, stats.num_length, stats.num_aborted) > 20
 
 
-def test_steps_in_a_thread_give_the_same_answers(cold_answers: list[list[int]]) -> None:
+def test_steps_in_a_thread_give_the_same_answers() -> None:
     engine = make_engine(overlap=True)
     for _ in range(2):
-        assert token_lists(engine.generate(PROMPTS, GREEDY)) == cold_answers
+        assert token_lists(engine.generate(PROMPTS, GREEDY)) == cold_answers()
         assert_idle(engine)
     streamed = list(engine.stream(PROMPTS[3], GREEDY))
-    assert [token for output in streamed for token in output.token_ids] == cold_answers[3]
+    assert [token for output in streamed for token in output.token_ids] == cold_answers()[3]
     assert [output.num_output_tokens for output in streamed] == list(range(1, 13))

@@ -92,6 +92,13 @@ def test_ending_tokens_are_banned_only_below_min_tokens():
     assert [sample_one(logits, below), sample_one(logits, reached)] == [2, 1]
 
 
+def test_ending_tokens_are_not_banned_where_the_constraint_leaves_no_other():
+    logits = torch.tensor([[0.0, 5.0, 1.0]] * 2)
+    rows = [make_row(temperature=0, min_tokens=2, banned_until_min=[0, 1])] * 2
+    masks = {0: np.float32([0, -INF, -INF]), 1: np.float32([0, 0, 0])}
+    assert Sampler(3, torch.device("cpu")).sample(logits, rows, masks).tokens.tolist() == [0, 2]
+
+
 def test_only_the_rows_that_ask_are_adjusted():
     rows = [make_row(), make_row(logit_bias={1: 1}), make_row(output=[0], frequency_penalty=1.0)]
     assert adjust_logits(torch.zeros(3, 2), rows).tolist() == [[0, 0], [0, 1], [-1, 0]]

@@ -17,6 +17,8 @@ class Endpoint:
         self.bodies: list[dict[str, Any]] = []
         self.num_open = 0
         self.num_dropped = 0
+        self.all_dropped = asyncio.Event()
+        self.all_dropped.set()
 
     async def __aenter__(self) -> "Endpoint":
         self._server = await asyncio.start_server(self._answer, "127.0.0.1", 0)
@@ -37,9 +39,7 @@ class Endpoint:
             self.bodies.append(body)
             answer = self._handler(path, body)
             if answer is STALL:
-                self.num_open += 1
-                await reader.read()
-                self.num_dropped += 1
+                await self._stall(reader)
                 return
             status, value = answer if isinstance(answer, tuple) else (200, answer)
             streamed = isinstance(value, bytes)
@@ -55,6 +55,17 @@ class Endpoint:
             pass
         finally:
             writer.close()
+
+    async def _stall(self, reader: asyncio.StreamReader) -> None:
+        """Says nothing until the client has gone."""
+        self.num_open += 1
+        self.all_dropped.clear()
+        try:
+            await reader.read()
+        finally:
+            self.num_dropped += 1
+            if self.num_dropped == self.num_open:
+                self.all_dropped.set()
 
 
 def completion(text: str, **more: Any) -> dict[str, Any]:

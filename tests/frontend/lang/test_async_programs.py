@@ -125,15 +125,22 @@ def test_exception_of_an_awaited_thing_ends_the_run() -> None:
 
 
 def test_time_out_of_a_read_aborts_its_request_and_the_program_can_go_on() -> None:
+    async def expire(limit: asyncio.Timeout) -> None:
+        while "slow" not in toy.prompts:
+            await asyncio.sleep(0)
+        limit.reschedule(asyncio.get_running_loop().time())
+
     @function
     async def program(s: State) -> str:
         slow, quick = s.fork(2)
         slow += "slow" + gen("x") + "more" + gen("y")
         quick += "quick" + gen("x")
         try:
-            async with asyncio.timeout(0.01):
+            async with asyncio.timeout(None) as limit:
+                expiring = asyncio.create_task(expire(limit))
                 return str(slow["x"])
         except TimeoutError:
+            await expiring
             with pytest.raises(ProgramError, match="gen 'x': it was cancelled"):
                 slow["x"]
             return "late, " + quick["x"]

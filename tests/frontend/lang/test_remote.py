@@ -135,10 +135,7 @@ def failing(handler, message: str, **settings):
                 await program.using(remote).arun()
             assert isinstance(caught.value.__cause__, BackendError)
             assert caught.value.position.function in ("<lambda>", "program")
-            for _ in range(100):
-                if endpoint.num_open == endpoint.num_dropped:
-                    break
-                await asyncio.sleep(0.01)
+            await endpoint.all_dropped.wait()
             return endpoint
 
     with nothing_left_behind():

@@ -106,6 +106,12 @@ def test_a_regex_that_grows_too_large_fails_alone(server: Server) -> None:
     assert server.post("/v1/completions", body).status_code in (400, 500)
 
 
+def test_a_constraint_that_leaves_only_the_end_goes_before_min_tokens(server: Server) -> None:
+    for fields in ({"logprobs": 0}, {}):
+        (choice,) = server.complete("x", choices=["yes"], max_tokens=20, min_tokens=20, **fields)["choices"]
+        assert (choice["text"], choice["finish_reason"]) == ("yes", "stop")
+
+
 def refused(server: Server, path: str = "/v1/completions", **fields: Any) -> dict[str, object]:
     """The error to a request that has just these fields wrong."""
     asked = {"prompt": "x"} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "x"}]}

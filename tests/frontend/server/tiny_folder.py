@@ -6,11 +6,11 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from tests.runtime.engines import weight_shapes
+from tests.runtime.engines import random_weights
 from trunkline.runtime.loading.gguf_file import GGUFFile
 from trunkline.runtime.loading.gguf_tokenizer import tokenizer_spec
 from trunkline.runtime.loading.source import resolve
-from trunkline.runtime.models import ModelConfig
+from trunkline.runtime.models import ModelConfig, build_model
 
 MAX_POSITIONS = 2048
 HIDDEN, INNER, LAYERS, HEADS, KV_HEADS = 48, 96, 2, 4, 2
@@ -48,11 +48,6 @@ def write_tiny_folder(folder: Path) -> Path:
         "tokenizer_config.json": {**tokenizer, "add_bos_token": False},
     }.items():
         (folder / name).write_text(json.dumps(value), encoding="utf-8")
-    generator = torch.Generator().manual_seed(0)
-    shapes = weight_shapes(ModelConfig.from_hf_config(config))
-    weights = {
-        name: torch.ones(shape) if "norm" in name else torch.randn(shape, generator=generator) * 0.3
-        for name, shape in shapes
-    }
-    save_file(weights, folder / "model.safetensors")
+    model = build_model(ModelConfig.from_hf_config(config), torch.float32)
+    save_file(dict(random_weights(model)), folder / "model.safetensors")
     return folder
