@@ -64,8 +64,10 @@ class Sampling:
             for index, row in enumerate(self._rows)
             if row.params.logprobs is not None and index not in failed
         ]
-        num_top = [self._rows[index].params.logprobs or 0 for index in scored]
-        logprobs = token_logprobs(take(self._logits, scored), tokens[scored], num_top)
+        logprobs: list[TokenLogprobs] = []
+        if scored:
+            num_top = [self._rows[index].params.logprobs or 0 for index in scored]
+            logprobs = token_logprobs(take(self._logits, scored), tokens[scored], num_top)
         if failed:
             tokens = tokens.copy()
             tokens[list(failed)] = -1
