@@ -65,14 +65,14 @@ class OutputText:
             return TextDelta("")
         num_free = min(self._num_unmatched, len(token_ids))
         self._num_unmatched -= num_free
-        parts = [self._detokenizer.append(token_ids[:num_free])]
+        text = self._detokenizer.append(token_ids[:num_free])
         for count, token_id in enumerate(token_ids[num_free:], start=num_free + 1):
-            text, stop = self._matcher.feed(self._detokenizer.append((token_id,)))
-            parts.append(text)
+            more, stop = self._matcher.feed(self._detokenizer.append((token_id,)))
+            text += more
             if stop is not None:
                 self._stopped = True
-                return TextDelta("".join(parts), stop, count)
-        return TextDelta("".join(parts), num_tokens=len(token_ids))
+                return TextDelta(text, stop, count)
+        return TextDelta(text, num_tokens=len(token_ids))
 
     def finish(self) -> TextDelta:
         """What was held back, at the end of the output; a second call gives nothing."""
