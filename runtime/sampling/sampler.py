@@ -54,7 +54,6 @@ class Sampling:
         self._logits = logits
         self._rows = rows
 
-    @torch.inference_mode()
     def result(self) -> SampleOutput:
         """The tokens on the host, with what went wrong and the log-probabilities that rows asked for."""
         tokens, peaks = self._arriving.arrays()
@@ -81,7 +80,6 @@ class Sampler:
         self._vocab_size = vocab_size
         self._device = device
 
-    @torch.inference_mode()
     def begin(
         self, logits: torch.Tensor, rows: Sequence[SampleRow], masks: Mapping[int, Mask] | None = None
     ) -> Sampling:
