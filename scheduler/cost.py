@@ -41,10 +41,10 @@ class StepCostModel:
             self.deviation += 0.05 * (abs(error) - self.deviation)
         elif self.num_observations >= 3 and not is_new:
             self.deviation = max(self.deviation, abs(error))
-        spread = self._covariance.dot(features)
-        gain = spread / (_FORGETTING + float(features.dot(spread)))
+        gain = self._covariance.dot(features)
+        gain /= _FORGETTING + float(features.dot(gain))
         self._weights = self._weights + gain * error
-        covariance = (self._covariance - gain[:, None] * spread) / _FORGETTING
+        covariance = (self._covariance - gain[:, None] * features.dot(self._covariance)) / _FORGETTING
         # Without news in some direction, forgetting would let its variance grow without end.
         self._covariance = covariance * min(1.0, 3 * _PRIOR / float(covariance.trace()))
         constant, per_token, per_attended = (max(0.0, weight) for weight in self._weights.tolist())
