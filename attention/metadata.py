@@ -59,19 +59,16 @@ class AttentionMetadata:
             raise MetadataError(
                 f"slot_mapping has {len(self.slot_mapping)} entries for {self.num_tokens} tokens"
             )
-        if (
-            self.num_requests
-            and not 1 <= self.kv_last_page_len.min() <= self.kv_last_page_len.max() <= self.page_size
-        ):
+        if ((self.kv_last_page_len < 1) | (self.kv_last_page_len > self.page_size)).any():
             raise MetadataError(f"kv_last_page_len {self.kv_last_page_len} is not within 1..{self.page_size}")
         if (self.kv_lens < self.q_lens).any():
             raise MetadataError("a request has more new tokens than keys")
         if self.mask is not None:
             self._check_mask(self.mask)
-        slots, counts = np.unique(self.slot_mapping, return_counts=True)
-        if len(slots) != self.num_tokens:
-            twice = int(slots[counts.argmax()])
-            page, offset = divmod(twice, self.page_size)
+        slots = np.sort(self.slot_mapping)
+        if (slots[1:] == slots[:-1]).any():
+            slots, counts = np.unique(slots, return_counts=True)
+            page, offset = divmod(int(slots[counts.argmax()]), self.page_size)
             raise MetadataError(
                 f"slot {offset} of page {page} would be written by {counts.max()} tokens of one step"
             )
@@ -111,12 +108,12 @@ class AttentionMetadata:
     @property
     def q_lens(self) -> Int32Array:
         """New tokens of each request, int32 [b]."""
-        return np.diff(self.qo_indptr)
+        return _counts(self.qo_indptr)
 
     @property
     def kv_lens(self) -> Int32Array:
         """Keys of each request, its new tokens' included, int32 [b]."""
-        return (np.diff(self.kv_indptr) - 1) * np.int32(self.page_size) + self.kv_last_page_len
+        return (_counts(self.kv_indptr) - 1) * np.int32(self.page_size) + self.kv_last_page_len
 
     @classmethod
     def build(
@@ -142,10 +139,12 @@ class AttentionMetadata:
             [
                 np.empty(0, np.int32),
                 *(table[:n] for table, n in zip(page_tables, num_pages.tolist(), strict=True)),
-            ]
-        ).astype(np.int32, copy=False)
-        positions = np.arange(qo_indptr[-1]) + np.repeat(start - qo_indptr[:-1], length)
-        page_of = np.repeat(kv_indptr[:-1], length) + positions // page_size
+            ],
+            dtype=np.int32,
+        )
+        positions = np.arange(qo_indptr[-1]) + (start - qo_indptr[:-1]).repeat(length)
+        page_index, offset = np.divmod(positions, page_size)
+        pages = kv_indices[kv_indptr[:-1].repeat(length) + page_index]
         return cls(
             page_size=page_size,
             qo_indptr=qo_indptr,
@@ -153,7 +152,7 @@ class AttentionMetadata:
             kv_indices=kv_indices,
             kv_last_page_len=((start + length - 1) % page_size + 1).astype(np.int32),
             positions=positions,
-            slot_mapping=kv_indices[page_of].astype(np.int64) * page_size + positions % page_size,
+            slot_mapping=pages.astype(np.int64) * page_size + offset,
             mask=None if masks is None else np.concatenate([np.empty(0, bool), *map(np.ravel, masks)]),
         )
 
@@ -165,17 +164,17 @@ def _pages_needed(
         raise MetadataError(f"page_size is {page_size}; it must be at least 1")
     if not len(start) == len(length) == len(page_tables):
         raise MetadataError(f"{len(start)} starts, {len(length)} lengths and {len(page_tables)} page tables")
-    bad = np.flatnonzero((start < 0) | (length < 1))
-    if len(bad):
-        i = bad[0]
+    bad = (start < 0) | (length < 1)
+    if bad.any():
+        i = bad.argmax()
         raise MetadataError(
             f"request {i} of the step: {length[i]} tokens from position {start[i]} are no range"
         )
     needed = (start + length + page_size - 1) // page_size
     held = np.fromiter(map(len, page_tables), np.int64, len(page_tables))
-    short = np.flatnonzero(held < needed)
-    if len(short):
-        i = short[0]
+    short = held < needed
+    if short.any():
+        i = short.argmax()
         raise MetadataError(
             f"request {i} of the step: {start[i] + length[i]} tokens need {needed[i]} pages of {page_size}, "
             f"its page table has {held[i]}"
@@ -185,10 +184,14 @@ def _pages_needed(
 
 def _indptr(counts: Int64Array) -> Int32Array:
     indptr = np.zeros(len(counts) + 1, np.int32)
-    np.cumsum(counts, out=indptr[1:])
+    indptr[1:] = counts.cumsum()
     return indptr
 
 
+def _counts(indptr: Int32Array) -> Int32Array:
+    return indptr[1:] - indptr[:-1]
+
+
 def _check_indptr(name: str, indptr: Int32Array, total: int) -> None:
-    if len(indptr) < 1 or indptr[0] != 0 or indptr[-1] != total or (np.diff(indptr) < 1).any():
+    if len(indptr) < 1 or indptr[0] != 0 or indptr[-1] != total or (_counts(indptr) < 1).any():
         raise MetadataError(f"{name} must rise from 0 to {total}, got {indptr}")

@@ -275,7 +275,7 @@ class PrefixCache:
     def stats(self) -> CacheStats:
         """What the cache has done and has. O(1)."""
         return CacheStats(
-            **asdict(self._counters),
+            **vars(self._counters),
             num_pages=self.pool.num_pages,
             num_free_pages=self.pool.num_free,
             num_evictable_pages=self.pool.num_evictable,

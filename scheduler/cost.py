@@ -33,7 +33,7 @@ class StepCostModel:
     def observe(self, tokens: int, attended: int, seconds: float) -> None:
         """Learn from one measured step."""
         features = np.array([1.0, tokens / _TOKENS, attended / _ATTENDED])
-        error = seconds - float(features @ self._weights)
+        error = seconds - float(features.dot(self._weights))
         is_new = tokens > self.max_tokens
         if self.num_observations >= 8 and not is_new:
             bound = max(4.0 * self.deviation, 0.1 * abs(seconds - error))
@@ -41,13 +41,13 @@ class StepCostModel:
             self.deviation += 0.05 * (abs(error) - self.deviation)
         elif self.num_observations >= 3 and not is_new:
             self.deviation = max(self.deviation, abs(error))
-        gain = self._covariance @ features
-        gain /= _FORGETTING + float(features @ gain)
+        gain = self._covariance.dot(features)
+        gain /= _FORGETTING + float(features.dot(gain))
         self._weights = self._weights + gain * error
-        covariance = (self._covariance - np.outer(gain, features @ self._covariance)) / _FORGETTING
+        covariance = (self._covariance - gain[:, None] * features.dot(self._covariance)) / _FORGETTING
         # Without news in some direction, forgetting would let its variance grow without end.
-        self._covariance = covariance * min(1.0, 3 * _PRIOR / float(np.trace(covariance)))
-        constant, per_token, per_attended = (max(0.0, float(weight)) for weight in self._weights)
+        self._covariance = covariance * min(1.0, 3 * _PRIOR / float(covariance.trace()))
+        constant, per_token, per_attended = (max(0.0, weight) for weight in self._weights.tolist())
         self._coefficients = (constant, per_token / _TOKENS, per_attended / _ATTENDED)
         self.num_observations += 1
         self.max_tokens = max(self.max_tokens, 2 * tokens)

@@ -8,11 +8,11 @@ import multiprocessing
 import os
 import tempfile
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import msgspec
 import numpy as np
 import zmq
 import zmq.asyncio
@@ -282,7 +282,7 @@ class AsyncEngine:
                 case Outputs(outputs, stats, at):
                     self._stats = stats
                     for output in outputs:
-                        self._deliver(replace(output, at=at))
+                        self._deliver(msgspec.structs.replace(output, at=at))
                 case Refused(id, text, param):
                     stream = self._streams.pop(id, None)
                     if stream is not None:

@@ -24,7 +24,7 @@ class IncrementalDetokenizer:
 
     def append(self, token_ids: Iterable[int]) -> str:
         """The text these tokens complete."""
-        shown = (self._token_bytes(token_id) for token_id in token_ids if token_id not in self._skipped_ids)
+        shown = [self._token_bytes(token_id) for token_id in token_ids if token_id not in self._skipped_ids]
         return self._decoder.decode(b"".join(shown))
 
     def finish(self) -> str:

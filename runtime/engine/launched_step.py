@@ -77,7 +77,6 @@ class LaunchedStep:
         self._sound = HostCopy(sound) if sound is not None else None
         self._copy_elapsed = copy_elapsed
 
-    @torch.inference_mode()
     def result(self) -> RunnerOutput:
         """Tokens for the requests that sampled; the others' chunks fail where they end in logits that aren't finite."""
         failed: dict[str, str] = {}

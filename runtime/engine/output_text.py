@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Container, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from trunkline.runtime.sampling import SamplingParams
 
@@ -27,8 +27,7 @@ class TokenDecoder(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class TextDelta:
+class TextDelta(NamedTuple):
     """Text that is final and can be shown, and the stop string if one was completed.
 
     num_tokens: how many of the appended tokens belong to the output: all, or those up to the end of the stop.
@@ -57,7 +56,7 @@ class OutputText:
         self._matcher = StopMatcher(
             automaton or StopAutomaton(params.stops), include_stop=params.include_stop_str_in_output
         )
-        self._num_unmatched = params.min_tokens
+        self._num_unmatched = params.min_tokens if params.stops else sys.maxsize
         self._stopped = False
 
     def append(self, token_ids: Sequence[int]) -> TextDelta:
@@ -66,14 +65,14 @@ class OutputText:
             return TextDelta("")
         num_free = min(self._num_unmatched, len(token_ids))
         self._num_unmatched -= num_free
-        parts = [self._detokenizer.append(token_ids[:num_free])]
+        text = self._detokenizer.append(token_ids[:num_free])
         for count, token_id in enumerate(token_ids[num_free:], start=num_free + 1):
-            text, stop = self._matcher.feed(self._detokenizer.append((token_id,)))
-            parts.append(text)
+            more, stop = self._matcher.feed(self._detokenizer.append((token_id,)))
+            text += more
             if stop is not None:
                 self._stopped = True
-                return TextDelta("".join(parts), stop, count)
-        return TextDelta("".join(parts), num_tokens=len(token_ids))
+                return TextDelta(text, stop, count)
+        return TextDelta(text, num_tokens=len(token_ids))
 
     def finish(self) -> TextDelta:
         """What was held back, at the end of the output; a second call gives nothing."""

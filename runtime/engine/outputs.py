@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from trunkline.radix.explain import Explanation, Reason
 from trunkline.runtime.sampling import TokenLogprobs
@@ -11,8 +13,7 @@ from trunkline.runtime.sampling import TokenLogprobs
 __all__ = ["Choice", "Generation", "RequestOutput", "merge"]
 
 
-@dataclass(frozen=True, slots=True)
-class RequestOutput:
+class RequestOutput(msgspec.Struct, frozen=True, omit_defaults=True):
     """What one step added to one choice (`index`) of one request (`id`).
 
     `text` holds only characters that can no longer become part of a stop string; `token_ids` are the step's
@@ -62,7 +63,7 @@ def explained(explanation: Explanation, num_cached: int) -> dict[str, Any]:
 def merge(earlier: RequestOutput, later: RequestOutput) -> RequestOutput:
     """Two successive outputs of one choice as one."""
     logprobs = (*(earlier.logprobs or ()), *(later.logprobs or ()))
-    return replace(
+    return msgspec.structs.replace(
         later,
         text=earlier.text + later.text,
         token_ids=earlier.token_ids + later.token_ids,

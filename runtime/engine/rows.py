@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from trunkline.runtime.sampling import SampleRow, SamplingParams, Waiting
 from trunkline.scheduler import ScheduledRequest
@@ -38,8 +40,17 @@ def num_scored(request: ScheduledRequest) -> int:
     return max(0, last - first)
 
 
-def logits_rows(request: ScheduledRequest, end: int) -> np.ndarray:
-    """Rows of the step's hidden states that need logits; `end` is one past the request's last row."""
+def logits_rows(scheduled: Sequence[ScheduledRequest], ends: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
+    """Rows of the step's hidden states that need logits, of each request the scored ones, then the last.
+
+    `ends[i]` is one past the last row of request i.
+    """
+    if all(request.logits_from is None for request in scheduled):
+        return ends.astype(np.int64) - 1
+    return np.concatenate([_rows_of(*pair) for pair in zip(scheduled, ends.tolist(), strict=True)])
+
+
+def _rows_of(request: ScheduledRequest, end: int) -> npt.NDArray[np.int64]:
     begin = end - len(request.tokens)
     count = num_scored(request)
     rows = np.empty(count + 1, dtype=np.int64)

@@ -153,17 +153,13 @@ class ModelRunner:
 
     def _forward(self, scheduled: Sequence[ScheduledRequest], last: _Sampled) -> torch.Tensor:
         """Logits [rows, vocab]: for each request its scored positions, then its last one, sampled or not."""
-        lengths = np.array([len(request.tokens) for request in scheduled], dtype=np.int32)
         metadata = AttentionMetadata.build(
-            starts=np.array([request.start for request in scheduled], dtype=np.int32),
-            lengths=lengths,
+            starts=[request.start for request in scheduled],
+            lengths=[len(request.tokens) for request in scheduled],
             page_tables=[request.pages for request in scheduled],
             page_size=self._page_size,
         )
-        ends = np.cumsum(lengths)
-        rows = np.concatenate(
-            [logits_rows(request, end) for request, end in zip(scheduled, ends, strict=True)]
-        )
+        rows = logits_rows(scheduled, metadata.qo_indptr[1:])
         known = np.concatenate([request.tokens for request in scheduled], dtype=np.int64)
         ids = last.fill_in(scheduled, to_device(known, self._device))
         if self.graphs is not None and len(rows) == len(scheduled):

@@ -122,16 +122,24 @@ class SamplingParams:
                 f"min_tokens {self.min_tokens} is above max_tokens {self.max_tokens}", "min_tokens"
             )
 
-    @property
+    @cached_property
     def is_greedy(self) -> bool:
         """Whether the likeliest token is always taken, so that no random number is needed."""
         return self.temperature < GREEDY_BELOW or self.top_k == 1
 
+    @cached_property
+    def moves_logits(self) -> bool:
+        """Whether single logits are changed before a token is sampled, whatever the constraint says."""
+        return bool(self.logit_bias or self.min_tokens or self._is_penalised)
+
+    @property
+    def _is_penalised(self) -> bool:
+        return bool(self.frequency_penalty or self.presence_penalty or self.repetition_penalty != 1.0)
+
     @property
     def is_sequential(self) -> bool:
         """Whether a token can be sampled only when those before it are known on the host."""
-        penalised = self.frequency_penalty or self.presence_penalty or self.repetition_penalty != 1.0
-        return self.constraint is not None or bool(penalised)
+        return self.constraint is not None or self._is_penalised
 
     @property
     def logits_from(self) -> int | None:

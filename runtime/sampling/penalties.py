@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,8 +19,7 @@ __all__ = ["SampleRow", "adjust_logits", "restrict_logits"]
 Indices = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
-class SampleRow:
+class SampleRow(NamedTuple):
     """What the sampler needs to know of the request behind one row of logits.
 
     history: int32, every token known so far, `num_prompt_tokens` of the prompt, then `num_output_tokens`
@@ -50,6 +49,8 @@ def adjust_logits(
     in their output's length m for the other two. Stateless: the counts come from the history each time,
     whatever happened to the request before.
     """
+    if not any(row.params.moves_logits for row in rows):
+        return logits
     biases = [(index, *row.params.bias_arrays) for index, row in enumerate(rows) if row.params.logit_bias]
     repeats = [index for index, row in enumerate(rows) if row.params.repetition_penalty != 1.0]
     terms = [

@@ -100,7 +100,8 @@ def block_weights(rows: torch.Tensor, peaks: Floats, temperatures: Sequence[floa
     """
     num_rows, vocab_size = rows.shape
     num_blocks = -(-vocab_size // BLOCK)
-    weights = rows.new_zeros(num_rows, num_blocks * BLOCK)
+    weights = rows.new_empty(num_rows, num_blocks * BLOCK)
+    weights[:, vocab_size:] = 0.0
     real = weights[:, :vocab_size]
     torch.sub(rows, torch.from_numpy(peaks).to(rows.device)[:, None], out=real)
     if any(temperature != 1.0 for temperature in temperatures):

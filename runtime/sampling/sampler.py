@@ -54,7 +54,6 @@ class Sampling:
         self._logits = logits
         self._rows = rows
 
-    @torch.inference_mode()
     def result(self) -> SampleOutput:
         """The tokens on the host, with what went wrong and the log-probabilities that rows asked for."""
         tokens, peaks = self._arriving.arrays()
@@ -64,8 +63,10 @@ class Sampling:
             for index, row in enumerate(self._rows)
             if row.params.logprobs is not None and index not in failed
         ]
-        num_top = [self._rows[index].params.logprobs or 0 for index in scored]
-        logprobs = token_logprobs(take(self._logits, scored), tokens[scored], num_top)
+        logprobs: list[TokenLogprobs] = []
+        if scored:
+            num_top = [self._rows[index].params.logprobs or 0 for index in scored]
+            logprobs = token_logprobs(take(self._logits, scored), tokens[scored], num_top)
         if failed:
             tokens = tokens.copy()
             tokens[list(failed)] = -1
@@ -79,7 +80,6 @@ class Sampler:
         self._vocab_size = vocab_size
         self._device = device
 
-    @torch.inference_mode()
     def begin(
         self, logits: torch.Tensor, rows: Sequence[SampleRow], masks: Mapping[int, Mask] | None = None
     ) -> Sampling:

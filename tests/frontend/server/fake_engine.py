@@ -2,8 +2,9 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import replace
 from typing import Any
+
+import msgspec
 
 from trunkline.runtime.engine import EngineInfo, EngineStats, RequestOutput
 
@@ -33,7 +34,7 @@ def output(text: str = "", index: int = 0, **changes: Any) -> RequestOutput:
         num_output_tokens=1,
         num_preemptions=0,
     )
-    return replace(plain, **changes)
+    return msgspec.structs.replace(plain, **changes)
 
 
 class FakeStream:
