@@ -54,13 +54,23 @@ class Worker {
   void load_queries(const Block& block, int head);
   void locate(const Block& block, int tile, Tile& found) const;
   void load_scales(const Tile& tile, int head);
-  void pack(const Tile& tile, int head, const Tile& next, bool next_is_same_head);
+  // What is fetched of the next tile's keys and values while this one is worked on.
+  struct Next {
+    Ahead<Kv> keys, values;
+    int passes;  // over this tile
+  };
+  Next next_of_head(const Tile& tile, int head) const;
+  Next next_of_all_heads(const Tile& tile) const;
+  TileRows<Kv> rows_of(const void* pool, const Tile& tile, int head, Ahead<Kv>& ahead, int passes) const {
+    return {static_cast<const Kv*>(pool) + head * layer_.pages.kv_head_stride, tile.offsets, tile.valid, &ahead, passes};
+  }
+  void pack(const Tile& tile, int head, Next& next);
   void save_partial(const Block& block, int head, int first_row, int num_rows);
   void rows_of_tile(const Block& block, int first_row, int num_rows, int tile);
   void weigh(const Block& block, int first_row, int num_rows, int tile, int keys);
   int last_key(const Block& block, int first_row, int num_rows, int tile) const;
   // The same as pack and rows_of_tile where there are few rows; false if they are too many.
-  bool few_rows_of_tile(const Block& block, int head, int rows, const Tile& tile, const Tile& next);
+  bool few_rows_of_tile(const Block& block, int head, int rows, const Tile& tile, Next& next);
   void merge_rows(int first_row, int num_rows);
 
   const PagedAttention& a_;
@@ -170,18 +180,29 @@ void Worker<Math, T, Kv>::load_scales(const Tile& tile, int head) {
 }
 
 template <class Math, class T, class Kv>
-void Worker<Math, T, Kv>::pack(const Tile& tile, int head, const Tile& next, bool next_is_same_head) {
-  const int64_t at = head * layer_.pages.kv_head_stride;
-  const Kv* k = static_cast<const Kv*>(layer_.pages.k);
-  const Kv* v = static_cast<const Kv*>(layer_.pages.v);
-  const int tokens = std::min(kTile, round_up(tile.valid, kRowStep)), heads = a_.shape_.num_kv_heads;
-  const auto ahead = [&](const Kv* base) {
-    return next_is_same_head ? Ahead<Kv>::of_share(base + at, next.offsets, next.valid, head_dim_, 0, 1)
-                             : Ahead<Kv>::of_share(base, next.offsets, next.valid, head_dim_ * heads, head, heads);
+auto Worker<Math, T, Kv>::next_of_head(const Tile& tile, int head) const -> Next {
+  const auto ahead = [&](const void* pool) {
+    return Ahead<Kv>(static_cast<const Kv*>(pool) + head * layer_.pages.kv_head_stride, tile.offsets, tile.valid, head_dim_, 1);
   };
+  return {ahead(layer_.pages.k), ahead(layer_.pages.v), 1};
+}
+
+template <class Math, class T, class Kv>
+auto Worker<Math, T, Kv>::next_of_all_heads(const Tile& tile) const -> Next {
+  const int page_size = a_.shape_.page_size, row_size = static_cast<int>(layer_.pages.slot_stride);
+  const int run = kTile % page_size == 0 ? page_size : 1;  // tiles begin with a page
+  const auto ahead = [&](const void* pool) {
+    return Ahead<Kv>(static_cast<const Kv*>(pool), tile.offsets, tile.valid, row_size, run);
+  };
+  return {ahead(layer_.pages.k), ahead(layer_.pages.v), a_.shape_.num_kv_heads};
+}
+
+template <class Math, class T, class Kv>
+void Worker<Math, T, Kv>::pack(const Tile& tile, int head, Next& next) {
+  const int tokens = std::min(kTile, round_up(tile.valid, kRowStep));
   load_scales(tile, head);
-  pack_keys<Math>(TileRows<Kv>{k + at, tile.offsets, tile.valid, ahead(k)}, head_dim_, tokens, keys_);
-  pack_values<Math>(TileRows<Kv>{v + at, tile.offsets, tile.valid, ahead(v)}, head_dim_, tokens, values_);
+  pack_keys<Math>(rows_of(layer_.pages.k, tile, head, next.keys, next.passes), head_dim_, tokens, keys_);
+  pack_values<Math>(rows_of(layer_.pages.v, tile, head, next.values, next.passes), head_dim_, tokens, values_);
 }
 
 template <class Math, class T, class Kv>
@@ -217,14 +238,9 @@ void Worker<Math, T, Kv>::rows_of_tile(const Block& block, int first_row, int nu
 }
 
 template <class Math, class T, class Kv>
-bool Worker<Math, T, Kv>::few_rows_of_tile(const Block& block, int head, int rows, const Tile& tile, const Tile& next) {
-  const int heads = a_.shape_.num_kv_heads;
-  const auto view = [&](const void* pool) {
-    const Kv* base = static_cast<const Kv*>(pool);
-    return TileRows<Kv>{base + head * layer_.pages.kv_head_stride, tile.offsets, tile.valid,
-                        Ahead<Kv>::of_share(base, next.offsets, next.valid, head_dim_ * heads, head, heads)};
-  };
-  const TileRows<Kv> k = view(layer_.pages.k), v = view(layer_.pages.v);
+bool Worker<Math, T, Kv>::few_rows_of_tile(const Block& block, int head, int rows, const Tile& tile, Next& next) {
+  const TileRows<Kv> k = rows_of(layer_.pages.k, tile, head, next.keys, next.passes);
+  const TileRows<Kv> v = rows_of(layer_.pages.v, tile, head, next.values, next.passes);
   const int keys = last_key(block, 0, rows, block.first_tile);
 #if defined(__AMX_BF16__)
   if constexpr (kHasTiles<Math> && kScaled) {
@@ -285,7 +301,8 @@ void Worker<Math, T, Kv>::whole(const Block& block, int head) {
     Tile& next = tiles_[(tile + 1) % 2];
     next.valid = 0;
     if (tile < last_tile) locate(block, tile + 1, next);
-    pack(tiles_[tile % 2], head, next, true);
+    Next fetched = next_of_head(next, head);
+    pack(tiles_[tile % 2], head, fetched);
     for (int row = 0; row < rows; row += kRowStep) {
       const int count = std::min(kRowStep, rows - row);
       rows_of_tile(block, row, count, tile);
@@ -305,13 +322,14 @@ void Worker<Math, T, Kv>::partial(const Block& block, const Block* next) {
   locate(block, tile, tiles_[0]);
   tiles_[1].valid = 0;
   if (next != nullptr) locate(*next, next->first_tile, tiles_[1]);
+  Next fetched = next_of_all_heads(tiles_[1]);
   for (int head = 0; head < a_.shape_.num_kv_heads; ++head) {
     load_queries(block, head);
-    if (few_rows_of_tile(block, head, rows, tiles_[0], tiles_[1])) {
+    if (few_rows_of_tile(block, head, rows, tiles_[0], fetched)) {
       save_partial(block, head, 0, rows);
       continue;
     }
-    pack(tiles_[0], head, tiles_[1], false);
+    pack(tiles_[0], head, fetched);
     for (int row = 0; row < rows; row += kRowStep) {
       const int count = std::min(kRowStep, rows - row);
       rows_of_tile(block, row, count, tile);

@@ -23,23 +23,22 @@ inline void few_scores(const TileRows<T>& keys, int64_t slot_stride, const Word*
   constexpr int kGroups = 2, kCount = kColumns<Math, T>;
   const int last = keys.valid - 1, steps = last / (kGroups * kWidth) + 1;
   const ptrdiff_t stride = slot_stride * static_cast<ptrdiff_t>(sizeof(T));
-  const int lines_ahead = keys.ahead.per_step_of_run(words / kCount);
+  Ahead<T> ahead = *keys.ahead;
+  const int lines_ahead = keys.lines_ahead(steps * kGroups * words / kCount);
   for (int step = 0; step < steps; ++step) {
     const int token = step * kGroups * kWidth;
     const char* quarters[kGroups][kWidth / 4];  // every fourth row: the others are few strides from one of them
-    typename Ahead<T>::Run ahead[kGroups];
     for (int group = 0; group < kGroups; ++group) {
       const int first = std::min(token + group * kWidth, last / kWidth * kWidth);
       for (int i = 0; i < kWidth / 4; ++i)
         quarters[group][i] = reinterpret_cast<const char*>(keys.row(first)) + 4 * i * stride;
-      ahead[group] = keys.ahead.run(token + group * kWidth);
     }
     Vec sum[kGroups][kRows] = {};
     const Word* query = queries;
     for (int word = 0; word < words; word += kCount, query += kCount) {
 #pragma GCC unroll 2
       for (int group = 0; group < kGroups; ++group) {
-        ahead[group].fetch(lines_ahead);
+        ahead.fetch(lines_ahead);
         Bits columns[kCount];
         load_columns<Math, T>([&](int i) { return quarters[group][i / 4] + i % 4 * stride; }, columns);
 #pragma GCC unroll 4
@@ -56,6 +55,7 @@ inline void few_scores(const TileRows<T>& keys, int64_t slot_stride, const Word*
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) store(scores + r * kTile + token + group * kWidth, sum[group][r]);
   }
+  *keys.ahead = ahead;
 }
 
 // Two vectors of words of the values in `rows`, from column `col` on. Pairs of bf16 come in the order 0-3, 8-11, 16-19,
@@ -96,8 +96,8 @@ template <class Math, class T, int kRows, int kPairs>
 inline void few_value_cols(const TileRows<T>& values, int64_t slot_stride, const Word* weights, int keys, int col,
                            float* out, int out_stride) {
   static const T zeros[kMaxHeadDim] = {};
-  const int lines_ahead = values.ahead.per_step_of_run(kWidth / Math::kPerWord);
-  typename Ahead<T>::Run ahead{};
+  Ahead<T> ahead = *values.ahead;
+  const int lines_ahead = col == 0 ? values.lines_ahead(keys / Math::kPerWord) : 0;
   Vec sum[kRows][kPairs][2] = {};
   const auto add = [&](const T* const(&rows)[2], const Word* weight) {
     ahead.fetch(lines_ahead);
@@ -115,15 +115,14 @@ inline void few_value_cols(const TileRows<T>& values, int64_t slot_stride, const
   int token = 0;
   while (token + kWidth <= values.valid) {
     const T* row = values.row(token);
-    if (col == 0) ahead = values.ahead.run(token);
     for (const int end = token + kWidth; token < end; token += Math::kPerWord, row += Math::kPerWord * slot_stride)
       add({row, row + slot_stride}, weights++);
   }
-  if (col == 0) ahead = values.ahead.run(token);
   for (; token < keys; token += Math::kPerWord) {
     const auto row = [&](int i) { return token + i < values.valid ? values.row(token + i) : zeros; };
     add({row(0), row(1)}, weights++);
   }
+  *values.ahead = ahead;
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 2

@@ -14,60 +14,55 @@
 
 namespace trunkline {
 
-// What will be read next: rows [next, last) of a tile, fetched in ascending order, as memory likes it. Where several
-// heads are worked on in turn, each fetches its share of whole rows, with the keys or values of all heads.
+// What will be read next, fetched in the order in which memory has it. Where several heads are worked on in turn, they
+// fetch whole rows together, with the keys or values of all heads: each goes on where the one before it stopped.
 template <class T>
-struct Ahead {
-  const T* base;
-  const int64_t* offsets;
-  int valid;
-  int row_lines;         // of 64 bytes
-  int next, last;        // the rows of this share
-  int run_first, run_lines;  // the lines of this share in kWidth rows that lie end to end
-  int line = 0;
+class Ahead {
+ public:
+  // Rows at `offsets` from `base`; `run` of them lie end to end, the first of them at every run-th offset.
+  Ahead(const T* base, const int64_t* offsets, int count, int row_size, int run)
+      : base_(base), offsets_(offsets), count_(count), row_size_(row_size), run_(run) {}
 
-  static Ahead of_share(const T* base, const int64_t* offsets, int valid, int row_size, int share, int num_shares) {
-    const int lines = (row_size * static_cast<int>(sizeof(T)) + 63) / 64, run = lines * kWidth * share / num_shares;
-    return {base, offsets, valid, lines, valid * share / num_shares, valid * (share + 1) / num_shares,
-            run,  lines * kWidth * (share + 1) / num_shares - run};
+  // Lines of 64 bytes to fetch in each of so many steps: memory takes few wishes at a time.
+  int per_step(int steps) const {
+    const int lines = (row_size_ * run_ * static_cast<int>(sizeof(T)) + 63) / 64 * ((count_ + run_ - 1) / run_);
+    return (lines + steps - 1) / steps;
   }
-
-  // Lines to fetch in each of so many steps: memory takes few wishes at a time.
-  int per_step(int steps) const { return ((last - next) * row_lines + steps - 1) / steps; }
   void fetch(int count) {
-    for (; count > 0 && next < last; --count) {
-      __builtin_prefetch(reinterpret_cast<const char*>(base + offsets[next]) + 64 * line, 0, 2);
-      if (++line < row_lines) continue;
-      line = 0;
-      ++next;
+    for (; count > 0; --count, next_ += 64) {
+      if (next_ >= end_ && !open_run()) return;
+      __builtin_prefetch(next_, 0, 2);
     }
   }
 
-  // The same for rows [token, token + kWidth), in fewer instructions.
-  struct Run {
-    const char *next, *end;
-
-    void fetch(int count) {
-      for (; count > 0 && next < end; --count, next += 64) __builtin_prefetch(next, 0, 2);
-    }
-  };
-  Run run(int token) const {
-    if (token >= valid) return {};
-    const char* const begin = reinterpret_cast<const char*>(base + offsets[token]) + 64 * run_first;
-    return {begin, begin + 64 * run_lines};
+ private:
+  bool open_run() {
+    if (row_ >= count_) return false;
+    next_ = reinterpret_cast<const char*>(base_ + offsets_[row_]);
+    end_ = next_ + sizeof(T) * static_cast<size_t>(row_size_) * static_cast<size_t>(std::min(run_, count_ - row_));
+    row_ += run_;
+    return true;
   }
-  int per_step_of_run(int steps) const { return (run_lines + steps - 1) / steps; }
+
+  const T* base_;
+  const int64_t* offsets_;
+  int count_, row_size_, run_;
+  int row_ = 0;
+  const char *next_ = nullptr, *end_ = nullptr;
 };
 
-// Where the rows of a tile of keys or values lie. The offsets serve the keys and the values.
+// Where the rows of a tile of keys or values lie, and what so many passes over it fetch meanwhile. The offsets serve the
+// keys and the values.
 template <class T>
 struct TileRows {
   const T* base;
   const int64_t* offsets;
   int valid;
-  Ahead<T> ahead;
+  Ahead<T>* ahead;
+  int passes;
 
   const T* row(int token) const { return base + offsets[token]; }
+  int lines_ahead(int steps) const { return ahead->per_step(steps * passes); }
 };
 
 template <class Math, class T>
@@ -124,8 +119,8 @@ template <class Math, class T>
 inline void pack_keys(const TileRows<T>& keys, int head_dim, int tokens, const Panel& panel) {
   constexpr int kCount = kColumns<Math, T>, kElements = kCount * Math::kPerWord;
   const int words = panel.words;
-  Ahead<T> ahead = keys.ahead;
-  const int lines_ahead = ahead.per_step(tokens / kWidth * ((words + kCount - 1) / kCount));
+  Ahead<T> ahead = *keys.ahead;
+  const int lines_ahead = keys.lines_ahead(tokens / kWidth * ((words + kCount - 1) / kCount));
   for (int token = 0; token < tokens; token += kWidth) {
     Word* to = panel.at(0, token);
     const int stride = panel.strip_cols(token);
@@ -147,6 +142,7 @@ inline void pack_keys(const TileRows<T>& keys, int head_dim, int tokens, const P
         if (word + i < words) memcpy(to, &columns[i], sizeof(Bits));
     }
   }
+  *keys.ahead = ahead;
 }
 
 // Columns [col, col + kWidth) of a word's tokens.
@@ -162,8 +158,8 @@ template <class Math, class T>
 inline void pack_values(const TileRows<T>& values, int head_dim, int tokens, const Panel& panel) {
   static const T zeros[kMaxHeadDim + kWidth] = {};
   const int cols = panel.cols;
-  Ahead<T> ahead = values.ahead;
-  const int lines_ahead = ahead.per_step(tokens / Math::kPerWord);
+  Ahead<T> ahead = *values.ahead;
+  const int lines_ahead = values.lines_ahead(tokens / Math::kPerWord);
   for (int token = 0; token < tokens; token += Math::kPerWord) {
     ahead.fetch(lines_ahead);
     const T* rows[2];
@@ -184,6 +180,7 @@ inline void pack_values(const TileRows<T>& values, int head_dim, int tokens, con
       }
     }
   }
+  *values.ahead = ahead;
 }
 
 }  // namespace trunkline

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from trunkline.attention import native
 from trunkline.errors import ConfigError, TrunklineError
 from trunkline.runtime.errors import LoadError
 from trunkline.runtime.models import CausalLM, ModelConfig, Weight, build_model, check_quantization
@@ -51,8 +52,8 @@ def load_model(
     """Load a model folder, a .gguf file, a hub id, or (None) the embedded SmolLM2-135M-Instruct.
 
     `dtype` is "auto", "float32", "bfloat16" or "float16". Auto is the checkpoint's own on a GPU; on a
-    CPU it is bfloat16 where the processor computes with it, else float32. `device` "auto" is the GPU if
-    there is one. `quantization` is None, "int8" or "gguf" (see `build_model`). Raises ConfigError for an impossible
+    CPU it is bfloat16 where the native kernels are or the processor computes with it, else float32. `device` "auto" is
+    the GPU if there is one. `quantization` is None, "int8" or "gguf" (see `build_model`). Raises ConfigError for an impossible
     dtype, device or quantization, LoadError (one line, naming the file) for the rest.
     """
     target = _device(device)
@@ -136,14 +137,15 @@ def _device(device: str | torch.device) -> torch.device:
 
 def _auto_dtype(hf_config: Mapping[str, Any], device: torch.device) -> torch.dtype:
     if device.type == "cpu":
-        return torch.bfloat16 if _cpu_has_bfloat16() else torch.float32
+        fast = native.supports(torch.bfloat16) or _cpu_has_bfloat16()
+        return torch.bfloat16 if fast else torch.float32
     stated = hf_config.get("dtype") or hf_config.get("torch_dtype")
     return _DTYPES.get(str(stated), torch.bfloat16)
 
 
 @lru_cache(maxsize=1)
 def _cpu_has_bfloat16() -> bool:
-    """Whether the CPU multiplies bfloat16 natively; without that, float32 is the faster one."""
+    """Whether the CPU multiplies bfloat16; without that and the native kernels, float32 is the faster one."""
     try:
         description = Path("/proc/cpuinfo").read_text()
     except OSError:  # not Linux

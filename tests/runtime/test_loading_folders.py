@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.runtime import loading_factories as tiny
+from trunkline.attention import native
 from trunkline.errors import ConfigError
 from trunkline.runtime.errors import LoadError, TokenizerError, UnknownArchitectureError
 from trunkline.runtime.loading import EMBEDDED_NAME, checkpoint, load_model, load_tokenizer, loader
@@ -343,12 +344,17 @@ def test_auto_on_a_gpu_is_what_the_checkpoint_states(stated: dict[str, str], exp
     assert loader._auto_dtype(stated, torch.device("cuda")) == expected
 
 
-@pytest.mark.parametrize(("native", "expected"), [(True, torch.bfloat16), (False, torch.float32)])
-def test_auto_on_a_cpu_is_bfloat16_only_where_the_cpu_has_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, native: bool, expected: torch.dtype
+@pytest.mark.parametrize(
+    ("kernels", "processor", "expected"),
+    [
+        (True, False, torch.bfloat16),
+        (False, True, torch.bfloat16),
+        (False, False, torch.float32),
+    ],
+)
+def test_auto_on_a_cpu_is_bfloat16_only_where_that_is_the_faster_one(
+    monkeypatch: pytest.MonkeyPatch, kernels: bool, processor: bool, expected: torch.dtype
 ) -> None:
-    monkeypatch.setattr(loader, "_cpu_has_bfloat16", lambda: native)
-
-    loaded = load_model(tiny.write_folder(tmp_path / "m"), device="cpu")
-
-    assert loaded.model.dtype == expected
+    monkeypatch.setattr(native, "supports", lambda dtype: kernels)
+    monkeypatch.setattr(loader, "_cpu_has_bfloat16", lambda: processor)
+    assert loader._auto_dtype({"dtype": "float32"}, torch.device("cpu")) == expected
