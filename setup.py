@@ -13,12 +13,14 @@ from setuptools.command.build_ext import build_ext
 
 AVX2 = ["-mavx2", "-mfma"]
 AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq"]
+VNNI = "-mavx512vnni"
 LEVELS = {
     "plain": [],
     "avx2": AVX2,
     "avx512": AVX512,
-    "avx512_bf16": [*AVX512, "-mavx512bf16", "-mavx512vnni"],
-    "amx": [*AVX512, "-mavx512bf16", "-mavx512vnni", "-mamx-tile", "-mamx-bf16", "-mamx-int8"],
+    "avx512_vnni": [*AVX512, VNNI],
+    "avx512_bf16": [*AVX512, VNNI, "-mavx512bf16"],
+    "amx": [*AVX512, VNNI, "-mavx512bf16", "-mamx-tile", "-mamx-bf16", "-mamx-int8"],
 }
 # -fopenmp for the compiler only: at run time the symbols come from the OpenMP runtime that torch has loaded.
 FLAGS = [

@@ -32,7 +32,7 @@ from .structs import (
     Store,
 )
 
-LEVELS = ("plain", "avx2", "avx512", "avx512_bf16", "amx")
+LEVELS = ("plain", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx")
 _LEVEL_VARIABLE = "TRUNKLINE_CPU_LEVEL"
 
 

@@ -16,7 +16,7 @@ static bool amx_permitted() {
 static bool amx_permitted() { return false; }
 #endif
 
-// 0 plain, 1 AVX2, 2 AVX-512, 3 AVX-512 with bf16 and VNNI, 4 AMX: what lies below a level is there as well.
+// 0 plain, 1 AVX2, 2 AVX-512, 3 that with VNNI, 4 that with bf16, 5 AMX: what lies below a level is there as well.
 extern "C" __attribute__((visibility("default"))) int trunkline_cpu_level() {
 #if defined(__x86_64__)
   __builtin_cpu_init();
@@ -24,8 +24,9 @@ extern "C" __attribute__((visibility("default"))) int trunkline_cpu_level() {
   if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
       !__builtin_cpu_supports("avx512vl") || !__builtin_cpu_supports("avx512dq"))
     return 1;
-  if (!__builtin_cpu_supports("avx512bf16") || !__builtin_cpu_supports("avx512vnni")) return 2;
-  return amx_permitted() ? 4 : 3;
+  if (!__builtin_cpu_supports("avx512vnni")) return 2;
+  if (!__builtin_cpu_supports("avx512bf16")) return 3;
+  return amx_permitted() ? 5 : 4;
 #else
   return 0;
 #endif

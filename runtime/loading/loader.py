@@ -52,9 +52,9 @@ def load_model(
     """Load a model folder, a .gguf file, a hub id, or (None) the embedded SmolLM2-135M-Instruct.
 
     `dtype` is "auto", "float32", "bfloat16" or "float16". Auto is the checkpoint's own on a GPU; on a
-    CPU it is bfloat16 where the native kernels are or the processor computes with it, else float32. `device` "auto" is
-    the GPU if there is one. `quantization` is None, "int8" or "gguf" (see `build_model`). Raises ConfigError for an impossible
-    dtype, device or quantization, LoadError (one line, naming the file) for the rest.
+    CPU it is bfloat16 where the native kernels are or the processor computes with it, else float32. `device`
+    "auto" is the GPU if there is one. `quantization` is None, "int8" or "gguf" (see `build_model`). Raises
+    ConfigError for an impossible dtype, device or quantization, LoadError (one line, naming the file) for the rest.
     """
     target = _device(device)
     if dtype != "auto" and dtype not in _DTYPES:
