@@ -62,6 +62,8 @@ SERVERS = (
     ),
     Server("vllm", "vllm", HF),
     Server("vllm-chunks", "vllm", HF, ("--max-num-batched-tokens", "512")),
+    # Its best on a CPU without bf16 instructions.
+    Server("vllm-float32", "vllm", HF, ("--max-num-batched-tokens", "512", "--dtype", "float32")),
     Server("llama.cpp-bf16", "llama.cpp", BF16),
     Server("llama.cpp-q8_0", "llama.cpp", Q8_0),
     Server("llama.cpp-q4_1", "llama.cpp", Q4_1),

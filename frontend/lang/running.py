@@ -29,7 +29,7 @@ __all__ = ["Run", "caller", "in_program", "wait"]
 
 T = TypeVar("T")
 _numbers = itertools.count(1)
-_HERE = str(Path(__file__).resolve().parent)
+_HERE = str(Path(__file__).parent)  # as frames name it, links and all
 
 
 class _Program(greenlet):
