@@ -9,7 +9,7 @@ from . import native, structs
 from .packed_linear import STRIP, NativeLinear, gate_by_turns, native_bias, whole_tiles
 
 BLOCK = 32  # weights along a row that share a scale
-FEW_ROWS = {"amx": 6}  # by level; linear.h: few_block_rows
+FEW_ROWS = 6  # linear.h: few_block_rows, at level amx
 _LINE, _HALF = 64, 2
 
 

@@ -57,12 +57,14 @@ class Worker {
   // What is fetched of the next tile's keys and values while this one is worked on.
   struct Next {
     Ahead<Kv> keys, values;
-    int passes;  // over this tile
   };
   Next next_of_head(const Tile& tile, int head) const;
   Next next_of_all_heads(const Tile& tile) const;
-  TileRows<Kv> rows_of(const void* pool, const Tile& tile, int head, Ahead<Kv>& ahead, int passes) const {
-    return {static_cast<const Kv*>(pool) + head * layer_.pages.kv_head_stride, tile.offsets, tile.valid, &ahead, passes};
+  const Kv* head_of(const void* pool, int head) const {
+    return static_cast<const Kv*>(pool) + head * layer_.pages.kv_head_stride;
+  }
+  TileRows<Kv> rows_of(const void* pool, const Tile& tile, int head, Ahead<Kv>& ahead) const {
+    return {head_of(pool, head), tile.offsets, tile.valid, &ahead};
   }
   void pack(const Tile& tile, int head, Next& next);
   void save_partial(const Block& block, int head, int first_row, int num_rows);
@@ -182,9 +184,9 @@ void Worker<Math, T, Kv>::load_scales(const Tile& tile, int head) {
 template <class Math, class T, class Kv>
 auto Worker<Math, T, Kv>::next_of_head(const Tile& tile, int head) const -> Next {
   const auto ahead = [&](const void* pool) {
-    return Ahead<Kv>(static_cast<const Kv*>(pool) + head * layer_.pages.kv_head_stride, tile.offsets, tile.valid, head_dim_, 1);
+    return Ahead<Kv>(head_of(pool, head), tile.offsets, tile.valid, head_dim_, 1, 1);
   };
-  return {ahead(layer_.pages.k), ahead(layer_.pages.v), 1};
+  return {ahead(layer_.pages.k), ahead(layer_.pages.v)};
 }
 
 template <class Math, class T, class Kv>
@@ -192,17 +194,17 @@ auto Worker<Math, T, Kv>::next_of_all_heads(const Tile& tile) const -> Next {
   const int page_size = a_.shape_.page_size, row_size = static_cast<int>(layer_.pages.slot_stride);
   const int run = kTile % page_size == 0 ? page_size : 1;  // tiles begin with a page
   const auto ahead = [&](const void* pool) {
-    return Ahead<Kv>(static_cast<const Kv*>(pool), tile.offsets, tile.valid, row_size, run);
+    return Ahead<Kv>(head_of(pool, 0), tile.offsets, tile.valid, row_size, run, a_.shape_.num_kv_heads);
   };
-  return {ahead(layer_.pages.k), ahead(layer_.pages.v), a_.shape_.num_kv_heads};
+  return {ahead(layer_.pages.k), ahead(layer_.pages.v)};
 }
 
 template <class Math, class T, class Kv>
 void Worker<Math, T, Kv>::pack(const Tile& tile, int head, Next& next) {
   const int tokens = std::min(kTile, round_up(tile.valid, kRowStep));
   load_scales(tile, head);
-  pack_keys<Math>(rows_of(layer_.pages.k, tile, head, next.keys, next.passes), head_dim_, tokens, keys_);
-  pack_values<Math>(rows_of(layer_.pages.v, tile, head, next.values, next.passes), head_dim_, tokens, values_);
+  pack_keys<Math>(rows_of(layer_.pages.k, tile, head, next.keys), head_dim_, tokens, keys_);
+  pack_values<Math>(rows_of(layer_.pages.v, tile, head, next.values), head_dim_, tokens, values_);
 }
 
 template <class Math, class T, class Kv>
@@ -239,8 +241,8 @@ void Worker<Math, T, Kv>::rows_of_tile(const Block& block, int first_row, int nu
 
 template <class Math, class T, class Kv>
 bool Worker<Math, T, Kv>::few_rows_of_tile(const Block& block, int head, int rows, const Tile& tile, Next& next) {
-  const TileRows<Kv> k = rows_of(layer_.pages.k, tile, head, next.keys, next.passes);
-  const TileRows<Kv> v = rows_of(layer_.pages.v, tile, head, next.values, next.passes);
+  const TileRows<Kv> k = rows_of(layer_.pages.k, tile, head, next.keys);
+  const TileRows<Kv> v = rows_of(layer_.pages.v, tile, head, next.values);
   const int keys = last_key(block, 0, rows, block.first_tile);
 #if defined(__AMX_BF16__)
   if constexpr (kHasTiles<Math> && kScaled) {

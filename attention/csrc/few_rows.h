@@ -24,7 +24,7 @@ inline void few_scores(const TileRows<T>& keys, int64_t slot_stride, const Word*
   const int last = keys.valid - 1, steps = last / (kGroups * kWidth) + 1;
   const ptrdiff_t stride = slot_stride * static_cast<ptrdiff_t>(sizeof(T));
   Ahead<T> ahead = *keys.ahead;
-  const int lines_ahead = keys.lines_ahead(steps * kGroups * words / kCount);
+  const int lines_ahead = ahead.per_step(steps * kGroups * words / kCount);
   for (int step = 0; step < steps; ++step) {
     const int token = step * kGroups * kWidth;
     const char* quarters[kGroups][kWidth / 4];  // every fourth row: the others are few strides from one of them
@@ -97,7 +97,7 @@ inline void few_value_cols(const TileRows<T>& values, int64_t slot_stride, const
                            float* out, int out_stride) {
   static const T zeros[kMaxHeadDim] = {};
   Ahead<T> ahead = *values.ahead;
-  const int lines_ahead = col == 0 ? values.lines_ahead(keys / Math::kPerWord) : 0;
+  const int lines_ahead = col == 0 ? ahead.per_step(keys / Math::kPerWord) : 0;
   Vec sum[kRows][kPairs][2] = {};
   const auto add = [&](const T* const(&rows)[2], const Word* weight) {
     ahead.fetch(lines_ahead);

@@ -14,19 +14,20 @@
 
 namespace trunkline {
 
-// What will be read next, fetched in the order in which memory has it. Where several heads are worked on in turn, they
-// fetch whole rows together, with the keys or values of all heads: each goes on where the one before it stopped.
+// What will be read next, fetched in the order in which memory has it, during so many passes over what is read now. Where
+// several heads are worked on in turn, they fetch whole rows together, with the keys or values of all heads: each goes on
+// where the one before it stopped.
 template <class T>
 class Ahead {
  public:
   // Rows at `offsets` from `base`; `run` of them lie end to end, the first of them at every run-th offset.
-  Ahead(const T* base, const int64_t* offsets, int count, int row_size, int run)
-      : base_(base), offsets_(offsets), count_(count), row_size_(row_size), run_(run) {}
+  Ahead(const T* base, const int64_t* offsets, int count, int row_size, int run, int passes)
+      : base_(base), offsets_(offsets), count_(count), row_size_(row_size), run_(run), passes_(passes) {}
 
-  // Lines of 64 bytes to fetch in each of so many steps: memory takes few wishes at a time.
+  // Lines of 64 bytes to fetch in each of a pass's steps: memory takes few wishes at a time.
   int per_step(int steps) const {
     const int lines = (row_size_ * run_ * static_cast<int>(sizeof(T)) + 63) / 64 * ((count_ + run_ - 1) / run_);
-    return (lines + steps - 1) / steps;
+    return (lines + steps * passes_ - 1) / (steps * passes_);
   }
   void fetch(int count) {
     for (; count > 0; --count, next_ += 64) {
@@ -46,23 +47,20 @@ class Ahead {
 
   const T* base_;
   const int64_t* offsets_;
-  int count_, row_size_, run_;
+  int count_, row_size_, run_, passes_;
   int row_ = 0;
   const char *next_ = nullptr, *end_ = nullptr;
 };
 
-// Where the rows of a tile of keys or values lie, and what so many passes over it fetch meanwhile. The offsets serve the
-// keys and the values.
+// Where the rows of a tile of keys or values lie, and what is fetched meanwhile. The offsets serve the keys and the values.
 template <class T>
 struct TileRows {
   const T* base;
   const int64_t* offsets;
   int valid;
   Ahead<T>* ahead;
-  int passes;
 
   const T* row(int token) const { return base + offsets[token]; }
-  int lines_ahead(int steps) const { return ahead->per_step(steps * passes); }
 };
 
 template <class Math, class T>
@@ -120,7 +118,7 @@ inline void pack_keys(const TileRows<T>& keys, int head_dim, int tokens, const P
   constexpr int kCount = kColumns<Math, T>, kElements = kCount * Math::kPerWord;
   const int words = panel.words;
   Ahead<T> ahead = *keys.ahead;
-  const int lines_ahead = keys.lines_ahead(tokens / kWidth * ((words + kCount - 1) / kCount));
+  const int lines_ahead = ahead.per_step(tokens / kWidth * ((words + kCount - 1) / kCount));
   for (int token = 0; token < tokens; token += kWidth) {
     Word* to = panel.at(0, token);
     const int stride = panel.strip_cols(token);
@@ -159,7 +157,7 @@ inline void pack_values(const TileRows<T>& values, int head_dim, int tokens, con
   static const T zeros[kMaxHeadDim + kWidth] = {};
   const int cols = panel.cols;
   Ahead<T> ahead = *values.ahead;
-  const int lines_ahead = values.lines_ahead(tokens / Math::kPerWord);
+  const int lines_ahead = ahead.per_step(tokens / Math::kPerWord);
   for (int token = 0; token < tokens; token += Math::kPerWord) {
     ahead.fetch(lines_ahead);
     const T* rows[2];
