@@ -36,8 +36,7 @@ class Worker {
   Worker(const PagedAttention& attention, const Layer& layer, Buffer& scratch);
 
   void whole(const Block& block, int head);
-  // `next` is what this thread will probably work on afterwards, or null.
-  void partial(const Block& block, const Block* next);
+  void partial(const Block& block);
 
  private:
   using Element = typename Math::Element;
@@ -52,34 +51,27 @@ class Worker {
   int token(const Block& block, int row) const { return a_.tokens_[static_cast<size_t>(block.first + row / a_.group_)]; }
   Visible visible(const Block& block, int row, int tile) const;
   void load_queries(const Block& block, int head);
-  void locate(const Block& block, int tile, Tile& found) const;
-  void load_scales(const Tile& tile, int head);
-  // What is fetched of the next tile's keys and values while this one is worked on.
-  struct Next {
-    Ahead<Kv> keys, values;
-  };
-  Next next_of_head(const Tile& tile, int head) const;
-  Next next_of_all_heads(const Tile& tile) const;
+  void locate(const Block& block, int tile);
+  void load_scales(int head);
+  void read_in_order(int first_head, int num_heads) const;
   const Kv* head_of(const void* pool, int head) const {
     return static_cast<const Kv*>(pool) + head * layer_.pages.kv_head_stride;
   }
-  TileRows<Kv> rows_of(const void* pool, const Tile& tile, int head, Ahead<Kv>& ahead) const {
-    return {head_of(pool, head), tile.offsets, tile.valid, &ahead};
-  }
-  void pack(const Tile& tile, int head, Next& next);
+  TileRows<Kv> rows_of(const void* pool, int head) const { return {head_of(pool, head), tile_.offsets, tile_.valid}; }
+  void pack(int head);
   void save_partial(const Block& block, int head, int first_row, int num_rows);
   void rows_of_tile(const Block& block, int first_row, int num_rows, int tile);
   void weigh(const Block& block, int first_row, int num_rows, int tile, int keys);
   int last_key(const Block& block, int first_row, int num_rows, int tile) const;
   // The same as pack and rows_of_tile where there are few rows; false if they are too many.
-  bool few_rows_of_tile(const Block& block, int head, int rows, const Tile& tile, Next& next);
+  bool few_rows_of_tile(const Block& block, int head, int rows);
   void merge_rows(int first_row, int num_rows);
 
   const PagedAttention& a_;
   const Layer& layer_;
   const int head_dim_, words_, value_cols_;
   const Logits logits_;
-  Tile tiles_[2];
+  Tile tile_;  // that is worked on
   Panel keys_, values_;
   Word* queries_;     // [rows, words_]
   float* scores_;     // [kRowStep, kTile]
@@ -146,29 +138,29 @@ void Worker<Math, T, Kv>::load_queries(const Block& block, int head) {
 }
 
 template <class Math, class T, class Kv>
-void Worker<Math, T, Kv>::locate(const Block& block, int tile, Tile& found) const {
+void Worker<Math, T, Kv>::locate(const Block& block, int tile) {
   const int page_size = a_.shape_.page_size, start = tile * kTile;
-  found.valid = std::min(kTile, a_.num_keys(block.request) - start);
+  tile_.valid = std::min(kTile, a_.num_keys(block.request) - start);
   const int32_t* page = a_.pages(block.request) + start / page_size;
   int slot = start % page_size;
-  found.page = page;
-  found.slot = slot;
+  tile_.page = page;
+  tile_.slot = slot;
   const int64_t stride = layer_.pages.slot_stride;
-  for (int i = 0; i < found.valid; ++page, slot = 0) {
+  for (int i = 0; i < tile_.valid; ++page, slot = 0) {
     int64_t offset = *page * layer_.pages.page_stride + slot * stride;
-    for (; slot < page_size && i < found.valid; ++slot, ++i, offset += stride) found.offsets[i] = offset;
+    for (; slot < page_size && i < tile_.valid; ++slot, ++i, offset += stride) tile_.offsets[i] = offset;
   }
 }
 
 // Zero behind the last key: what lies in its slots there may be no number.
 template <class Math, class T, class Kv>
-void Worker<Math, T, Kv>::load_scales(const Tile& tile, int head) {
+void Worker<Math, T, Kv>::load_scales(int head) {
   if constexpr (!kScaled) return;
   const Pages& pages = layer_.pages;
-  const int32_t* page = tile.page;
-  int slot = tile.slot;
-  for (int i = 0; i < tile.valid; ++page, slot = 0) {
-    const int count = std::min(pages.page_size - slot, tile.valid - i);
+  const int32_t* page = tile_.page;
+  int slot = tile_.slot;
+  for (int i = 0; i < tile_.valid; ++page, slot = 0) {
+    const int count = std::min(pages.page_size - slot, tile_.valid - i);
     const float* key = pages.scales_of(pages.k, *page, head) + slot;
     const float* value = pages.scales_of(pages.v, *page, head) + slot;
     for (int j = 0; j < count; j += kWidth) {
@@ -177,34 +169,29 @@ void Worker<Math, T, Kv>::load_scales(const Tile& tile, int head) {
     }
     i += count;
   }
-  std::fill(key_scales_ + tile.valid, key_scales_ + kTile, 0.0f);
-  std::fill(value_scales_ + tile.valid, value_scales_ + kTile, 0.0f);
+  std::fill(key_scales_ + tile_.valid, key_scales_ + kTile, 0.0f);
+  std::fill(value_scales_ + tile_.valid, value_scales_ + kTile, 0.0f);
+}
+
+// Brings keys and values of some heads into the level-2 cache. Head by head they are read with gaps; in memory's order the
+// processor's own prefetching keeps up, and two sequences at a time hide where pages begin.
+template <class Math, class T, class Kv>
+void Worker<Math, T, Kv>::read_in_order(int first_head, int num_heads) const {
+  const auto touch = [](const char* p) { asm volatile("" ::"r"(*p)); };
+  const ptrdiff_t size = num_heads * layer_.pages.kv_head_stride * static_cast<ptrdiff_t>(sizeof(Kv));
+  for (int i = 0; i < tile_.valid; ++i) {
+    const auto row = [&](const void* pool) { return reinterpret_cast<const char*>(head_of(pool, first_head) + tile_.offsets[i]); };
+    const char *const k = row(layer_.pages.k), *const v = row(layer_.pages.v);
+    for (ptrdiff_t at = 0; at < size; at += 64) touch(k + at), touch(v + at);
+  }
 }
 
 template <class Math, class T, class Kv>
-auto Worker<Math, T, Kv>::next_of_head(const Tile& tile, int head) const -> Next {
-  const auto ahead = [&](const void* pool) {
-    return Ahead<Kv>(head_of(pool, head), tile.offsets, tile.valid, head_dim_, 1, 1);
-  };
-  return {ahead(layer_.pages.k), ahead(layer_.pages.v)};
-}
-
-template <class Math, class T, class Kv>
-auto Worker<Math, T, Kv>::next_of_all_heads(const Tile& tile) const -> Next {
-  const int page_size = a_.shape_.page_size, row_size = static_cast<int>(layer_.pages.slot_stride);
-  const int run = kTile % page_size == 0 ? page_size : 1;  // tiles begin with a page
-  const auto ahead = [&](const void* pool) {
-    return Ahead<Kv>(head_of(pool, 0), tile.offsets, tile.valid, row_size, run, a_.shape_.num_kv_heads);
-  };
-  return {ahead(layer_.pages.k), ahead(layer_.pages.v)};
-}
-
-template <class Math, class T, class Kv>
-void Worker<Math, T, Kv>::pack(const Tile& tile, int head, Next& next) {
-  const int tokens = std::min(kTile, round_up(tile.valid, kRowStep));
-  load_scales(tile, head);
-  pack_keys<Math>(rows_of(layer_.pages.k, tile, head, next.keys), head_dim_, tokens, keys_);
-  pack_values<Math>(rows_of(layer_.pages.v, tile, head, next.values), head_dim_, tokens, values_);
+void Worker<Math, T, Kv>::pack(int head) {
+  const int tokens = std::min(kTile, round_up(tile_.valid, kRowStep));
+  load_scales(head);
+  pack_keys<Math>(rows_of(layer_.pages.k, head), head_dim_, tokens, keys_);
+  pack_values<Math>(rows_of(layer_.pages.v, head), head_dim_, tokens, values_);
 }
 
 template <class Math, class T, class Kv>
@@ -240,9 +227,9 @@ void Worker<Math, T, Kv>::rows_of_tile(const Block& block, int first_row, int nu
 }
 
 template <class Math, class T, class Kv>
-bool Worker<Math, T, Kv>::few_rows_of_tile(const Block& block, int head, int rows, const Tile& tile, Next& next) {
-  const TileRows<Kv> k = rows_of(layer_.pages.k, tile, head, next.keys);
-  const TileRows<Kv> v = rows_of(layer_.pages.v, tile, head, next.values);
+bool Worker<Math, T, Kv>::few_rows_of_tile(const Block& block, int head, int rows) {
+  const TileRows<Kv> k = rows_of(layer_.pages.k, head);
+  const TileRows<Kv> v = rows_of(layer_.pages.v, head);
   const int keys = last_key(block, 0, rows, block.first_tile);
 #if defined(__AMX_BF16__)
   if constexpr (kHasTiles<Math> && kScaled) {
@@ -260,7 +247,7 @@ bool Worker<Math, T, Kv>::few_rows_of_tile(const Block& block, int head, int row
   constexpr auto few_scores = all_few_scores<Math, Kv>(counts);
   constexpr auto few_values = all_few_values<Math, Kv>(counts);
   const auto index = static_cast<size_t>(rows - 1);
-  load_scales(tile, head);
+  load_scales(head);
   few_scores[index](k, layer_.pages.slot_stride, queries_, words_, scores_);
   weigh(block, 0, rows, block.first_tile, keys);
   few_values[index](v, layer_.pages.slot_stride, reinterpret_cast<const Word*>(weights_), keys, head_dim_, tile_out_,
@@ -298,13 +285,9 @@ void Worker<Math, T, Kv>::whole(const Block& block, int head) {
   // The first token's window reaches back furthest.
   if (layer_.window > 0)
     tile = std::max(tile, (a_.limits_[static_cast<size_t>(token(block, 0))] - layer_.window) / kTile);
-  locate(block, tile, tiles_[tile % 2]);
   for (; tile <= last_tile; ++tile) {
-    Tile& next = tiles_[(tile + 1) % 2];
-    next.valid = 0;
-    if (tile < last_tile) locate(block, tile + 1, next);
-    Next fetched = next_of_head(next, head);
-    pack(tiles_[tile % 2], head, fetched);
+    locate(block, tile);
+    pack(head);
     for (int row = 0; row < rows; row += kRowStep) {
       const int count = std::min(kRowStep, rows - row);
       rows_of_tile(block, row, count, tile);
@@ -319,19 +302,19 @@ void Worker<Math, T, Kv>::whole(const Block& block, int head) {
 }
 
 template <class Math, class T, class Kv>
-void Worker<Math, T, Kv>::partial(const Block& block, const Block* next) {
+void Worker<Math, T, Kv>::partial(const Block& block) {
   const int rows = block.count * a_.group_, tile = block.first_tile;
-  locate(block, tile, tiles_[0]);
-  tiles_[1].valid = 0;
-  if (next != nullptr) locate(*next, next->first_tile, tiles_[1]);
-  Next fetched = next_of_all_heads(tiles_[1]);
-  for (int head = 0; head < a_.shape_.num_kv_heads; ++head) {
+  locate(block, tile);
+  const int heads = a_.shape_.num_kv_heads, row_size = head_dim_ * static_cast<int>(sizeof(Kv));
+  const int together = std::clamp(kReadBytes / (2 * kTile * row_size), 1, heads);
+  for (int head = 0; head < heads; ++head) {
+    if (head % together == 0) read_in_order(head, std::min(together, heads - head));
     load_queries(block, head);
-    if (few_rows_of_tile(block, head, rows, tiles_[0], fetched)) {
+    if (few_rows_of_tile(block, head, rows)) {
       save_partial(block, head, 0, rows);
       continue;
     }
-    pack(tiles_[0], head, fetched);
+    pack(head);
     for (int row = 0; row < rows; row += kRowStep) {
       const int count = std::min(kRowStep, rows - row);
       rows_of_tile(block, row, count, tile);
@@ -420,17 +403,11 @@ template <class T, class Kv>
 void PagedAttention::work_on(Team::Member& team, const Layer& layer) {
   const int heads = shape_.num_kv_heads;
   const int num_whole = static_cast<int>(whole_.size()) * heads, num_partial = static_cast<int>(partial_.size());
-  // A thread takes neighbours where there are many, so that what it fetches ahead is what it works on.
-  const int several = std::clamp(num_partial / (layer.num_threads * 8), 1, 4);
   Worker<typename AttentionMath<T>::Type, T, Kv> worker(*this, layer, scratch_[static_cast<size_t>(team.thread)]);
-  team.share(num_whole + (num_partial + several - 1) / several, [&](int item) {
+  team.share(num_whole + num_partial, [&](int item) {
     if (item < num_whole) return worker.whole(whole_[static_cast<size_t>(item / heads)], item % heads);
-    const int begin = (item - num_whole) * several, end = std::min(begin + several, num_partial);
-    for (int i = begin; i < end; ++i) {
-      const Block* block = &partial_[static_cast<size_t>(i)];
-      if (is_beyond_window(*block, layer.window)) continue;
-      worker.partial(*block, i + 1 < num_partial ? block + 1 : nullptr);
-    }
+    const Block& block = partial_[static_cast<size_t>(item - num_whole)];
+    if (!is_beyond_window(block, layer.window)) worker.partial(block);
   });
   team.share(static_cast<int>(split_tokens_.size()), [&](int index) { merge_partials<T>(layer, index); });
 }

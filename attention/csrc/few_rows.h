@@ -23,8 +23,6 @@ inline void few_scores(const TileRows<T>& keys, int64_t slot_stride, const Word*
   constexpr int kGroups = 2, kCount = kColumns<Math, T>;
   const int last = keys.valid - 1, steps = last / (kGroups * kWidth) + 1;
   const ptrdiff_t stride = slot_stride * static_cast<ptrdiff_t>(sizeof(T));
-  Ahead<T> ahead = *keys.ahead;
-  const int lines_ahead = ahead.per_step(steps * kGroups * words / kCount);
   for (int step = 0; step < steps; ++step) {
     const int token = step * kGroups * kWidth;
     const char* quarters[kGroups][kWidth / 4];  // every fourth row: the others are few strides from one of them
@@ -38,7 +36,6 @@ inline void few_scores(const TileRows<T>& keys, int64_t slot_stride, const Word*
     for (int word = 0; word < words; word += kCount, query += kCount) {
 #pragma GCC unroll 2
       for (int group = 0; group < kGroups; ++group) {
-        ahead.fetch(lines_ahead);
         Bits columns[kCount];
         load_columns<Math, T>([&](int i) { return quarters[group][i / 4] + i % 4 * stride; }, columns);
 #pragma GCC unroll 4
@@ -55,7 +52,6 @@ inline void few_scores(const TileRows<T>& keys, int64_t slot_stride, const Word*
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) store(scores + r * kTile + token + group * kWidth, sum[group][r]);
   }
-  *keys.ahead = ahead;
 }
 
 // Two vectors of words of the values in `rows`, from column `col` on. Pairs of bf16 come in the order 0-3, 8-11, 16-19,
@@ -96,11 +92,8 @@ template <class Math, class T, int kRows, int kPairs>
 inline void few_value_cols(const TileRows<T>& values, int64_t slot_stride, const Word* weights, int keys, int col,
                            float* out, int out_stride) {
   static const T zeros[kMaxHeadDim] = {};
-  Ahead<T> ahead = *values.ahead;
-  const int lines_ahead = col == 0 ? ahead.per_step(keys / Math::kPerWord) : 0;
   Vec sum[kRows][kPairs][2] = {};
   const auto add = [&](const T* const(&rows)[2], const Word* weight) {
-    ahead.fetch(lines_ahead);
 #pragma GCC unroll 2
     for (int pair = 0; pair < kPairs; ++pair) {
       Bits words[2];
@@ -122,7 +115,6 @@ inline void few_value_cols(const TileRows<T>& values, int64_t slot_stride, const
     const auto row = [&](int i) { return token + i < values.valid ? values.row(token + i) : zeros; };
     add({row(0), row(1)}, weights++);
   }
-  *values.ahead = ahead;
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 2

@@ -54,10 +54,8 @@ inline void few_scores_by_tiles(const TileRows<T>& keys, int64_t slot_stride, co
   const int kept = rows <= 4 ? 4 : kTileRows, groups = (keys.valid + 15) / 16;
   const auto stride = static_cast<size_t>(slot_stride) * sizeof(T), found_stride = sizeof(float) * static_cast<size_t>(kept);
   const auto group_at = [&](int group) { return keys.row(std::min(group, groups - 1) * 16); };
-  const int lines_ahead = keys.ahead->per_step((groups + 3) / 4);
   for (int group = 0; group < groups; group += 4) {
     const T* const at[] = {group_at(group), group_at(group + 1), group_at(group + 2), group_at(group + 3)};
-    keys.ahead->fetch(lines_ahead);
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
@@ -102,14 +100,12 @@ inline void few_values_by_tiles(const TileRows<T>& values, const bf16* weights, 
                        float* out, int out_stride) {
   static const T zeros[kTilesMaxDim] = {};
   const auto stride = static_cast<size_t>(out_stride) * sizeof(float);
-  const int lines_ahead = values.ahead->per_step(keys / 32 * head_dim / 64);
   for (int col = 0; col < head_dim; col += 64) {
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
     for (int key = 0; key < keys; key += 32) {
-      values.ahead->fetch(lines_ahead);
       const int whole = std::min(values.valid - key, 32) / 2;
       for (int pair = 0; pair < 16; ++pair) {
         const int token = key + 2 * pair;

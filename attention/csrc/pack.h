@@ -5,7 +5,6 @@
 //                                       interleaved to a row of words
 //
 // Tokens from `valid` on are zero, whatever the pages hold there: zero weight times NaN would be NaN.
-// While one tile is packed, the rows of the next one are fetched.
 #pragma once
 
 #include <algorithm>
@@ -14,51 +13,12 @@
 
 namespace trunkline {
 
-// What will be read next, fetched in the order in which memory has it, during so many passes over what is read now. Where
-// several heads are worked on in turn, they fetch whole rows together, with the keys or values of all heads: each goes on
-// where the one before it stopped.
-template <class T>
-class Ahead {
- public:
-  // Rows at `offsets` from `base`; `run` of them lie end to end, the first of them at every run-th offset.
-  Ahead(const T* base, const int64_t* offsets, int count, int row_size, int run, int passes)
-      : base_(base), offsets_(offsets), count_(count), row_size_(row_size), run_(run), passes_(passes) {}
-
-  // Lines of 64 bytes to fetch in each of a pass's steps: memory takes few wishes at a time.
-  int per_step(int steps) const {
-    const int lines = (row_size_ * run_ * static_cast<int>(sizeof(T)) + 63) / 64 * ((count_ + run_ - 1) / run_);
-    return (lines + steps * passes_ - 1) / (steps * passes_);
-  }
-  void fetch(int count) {
-    for (; count > 0; --count, next_ += 64) {
-      if (next_ >= end_ && !open_run()) return;
-      __builtin_prefetch(next_, 0, 2);
-    }
-  }
-
- private:
-  bool open_run() {
-    if (row_ >= count_) return false;
-    next_ = reinterpret_cast<const char*>(base_ + offsets_[row_]);
-    end_ = next_ + sizeof(T) * static_cast<size_t>(row_size_) * static_cast<size_t>(std::min(run_, count_ - row_));
-    row_ += run_;
-    return true;
-  }
-
-  const T* base_;
-  const int64_t* offsets_;
-  int count_, row_size_, run_, passes_;
-  int row_ = 0;
-  const char *next_ = nullptr, *end_ = nullptr;
-};
-
-// Where the rows of a tile of keys or values lie, and what is fetched meanwhile. The offsets serve the keys and the values.
+// Where the rows of a tile of keys or values lie. The offsets serve the keys and the values.
 template <class T>
 struct TileRows {
   const T* base;
   const int64_t* offsets;
   int valid;
-  Ahead<T>* ahead;
 
   const T* row(int token) const { return base + offsets[token]; }
 };
@@ -117,14 +77,11 @@ template <class Math, class T>
 inline void pack_keys(const TileRows<T>& keys, int head_dim, int tokens, const Panel& panel) {
   constexpr int kCount = kColumns<Math, T>, kElements = kCount * Math::kPerWord;
   const int words = panel.words;
-  Ahead<T> ahead = *keys.ahead;
-  const int lines_ahead = ahead.per_step(tokens / kWidth * ((words + kCount - 1) / kCount));
   for (int token = 0; token < tokens; token += kWidth) {
     Word* to = panel.at(0, token);
     const int stride = panel.strip_cols(token);
     for (int word = 0; word < words; word += kCount) {
       const int first = word * Math::kPerWord;
-      ahead.fetch(lines_ahead);
       Bits columns[kCount];
       if (token + kWidth <= keys.valid && first + kElements <= head_dim) {
         load_columns<Math, T>([&](int i) { return keys.row(token + i) + first; }, columns);
@@ -140,7 +97,6 @@ inline void pack_keys(const TileRows<T>& keys, int head_dim, int tokens, const P
         if (word + i < words) memcpy(to, &columns[i], sizeof(Bits));
     }
   }
-  *keys.ahead = ahead;
 }
 
 // Columns [col, col + kWidth) of a word's tokens.
@@ -156,10 +112,7 @@ template <class Math, class T>
 inline void pack_values(const TileRows<T>& values, int head_dim, int tokens, const Panel& panel) {
   static const T zeros[kMaxHeadDim + kWidth] = {};
   const int cols = panel.cols;
-  Ahead<T> ahead = *values.ahead;
-  const int lines_ahead = ahead.per_step(tokens / Math::kPerWord);
   for (int token = 0; token < tokens; token += Math::kPerWord) {
-    ahead.fetch(lines_ahead);
     const T* rows[2];
     T parts[2][kWidth] = {};
     const T* part_rows[2];
@@ -178,7 +131,6 @@ inline void pack_values(const TileRows<T>& values, int head_dim, int tokens, con
       }
     }
   }
-  *values.ahead = ahead;
 }
 
 }  // namespace trunkline
