@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -48,7 +47,8 @@ class Tokenizer:
         self._seals = Seals(sorted(spec.control))
         self._backend = sealed_backend(spec.definition, self._seals)
         self._added = {token["id"]: token["content"] for token in spec.definition["added_tokens"]}
-        self._piece_bytes, self._strips_first_space = _byte_rule(spec.definition.get("decoder"))
+        piece_bytes, self._strips_first_space = _byte_rule(spec.definition.get("decoder"))
+        self._bytes_by_id = self._spell(piece_bytes)
         self.special_ids = frozenset(id for id, name in self._added.items() if name in spec.control)
         self.bos_token_id = self.token_to_id(spec.bos) if spec.bos is not None else None
         self.pad_token_id = self.token_to_id(spec.pad) if spec.pad is not None else None
@@ -157,12 +157,12 @@ class Tokenizer:
                 ids.insert(0, self.bos_token_id)
         return np.array(ids, np.int32)
 
-    @cached_property
-    def _bytes_by_id(self) -> list[bytes]:
+    def _spell(self, piece_bytes: Callable[[str], bytes]) -> list[bytes]:
+        """The bytes of each id."""
         vocabulary = self._backend.get_vocab(with_added_tokens=True)
         table = [b""] * (max(vocabulary.values()) + 1)
         for piece, id in vocabulary.items():
-            table[id] = self._piece_bytes(piece)
+            table[id] = piece_bytes(piece)
         for id, content in self._added.items():
             table[id] = content.encode()
         return table
@@ -195,13 +195,16 @@ def _byte_level_alphabet() -> dict[str, int]:
     return {chr(byte): byte for byte in printable} | {chr(0x100 + n): byte for n, byte in enumerate(others)}
 
 
-_BYTE_OF = _byte_level_alphabet()
+_BYTES_IN_LATIN_1 = str.maketrans(
+    dict.fromkeys(map(chr, range(256)), "\uffff")  # what spells nothing can't be encoded
+    | {character: chr(byte) for character, byte in _byte_level_alphabet().items()}
+)
 
 
 def _byte_level_bytes(piece: str) -> bytes:
     try:
-        return bytes(_BYTE_OF[character] for character in piece)
-    except KeyError:  # not spelled that way: an entry that no text leads to
+        return piece.translate(_BYTES_IN_LATIN_1).encode("latin-1")
+    except UnicodeEncodeError:  # not spelled that way: an entry that no text leads to
         return piece.encode()
 
 
