@@ -1,6 +1,6 @@
 """What this machine can do at most, and from it the least time of each workload of the benchmark client.
 
-    python benchmarks/limits.py [--threads N]
+    python benchmarks/limits.py [--threads N] [--json]
 
 Measures how fast memory is read, and matrix products of the shapes of SmolLM2-135M's layers. The floor of a workload
 counts the fewest operations and bytes, at the best rates measured, and nothing else:
@@ -19,6 +19,7 @@ decode can hide some of them: it is a floor for the usual way to compute.
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import random
 import sys
@@ -194,30 +195,31 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument(
+        "--json", action="store_true", help="print the floors by workload as JSON, nothing else"
+    )
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     read = read_bandwidth()
+    with torch.inference_mode():
+        products = {shape: product_rates(*shape) for shape in PRODUCTS}
+    # A CPU without bf16 instructions may multiply bf16 weights fastest as float32.
+    flops = max(rate for rates in products.values() for dtype, rate in rates.items() if dtype != "int8")
+    tokenizer = load_tokenizer()
+    works = {name: work_of(name, tokenizer) for name in WORKLOADS}
+    floors = {name: floor(work, Rates(flops, read)) for name, work in works.items()}
+    if options.json:
+        print(json.dumps(floors))
+        return
     print(f"torch {torch.__version__}, {options.threads} threads: memory is read at {read / 1e9:.1f} GB/s")
     print("\n| product | bf16 GFLOP/s | fp32 | int8 |\n| --- | --- | --- | --- |")
-    fastest = 0.0
-    with torch.inference_mode():
-        for rows, inner, columns in PRODUCTS:
-            rates = product_rates(rows, inner, columns)
-            fastest = max(fastest, rates["bfloat16"])
-            print(
-                f"| {rows} x {inner} x {columns} | "
-                + " | ".join(f"{r / 1e9:.0f}" for r in rates.values())
-                + " |"
-            )
-    rates, tokenizer = Rates(fastest, read), load_tokenizer()
+    for shape, rates in products.items():
+        print(f"| {' x '.join(map(str, shape))} | {' | '.join(f'{r / 1e9:.0f}' for r in rates.values())} |")
     print(
         "\n| workload | prompt tokens computed | decode steps | streams | floor s |\n| --- | --- | --- | --- | --- |"
     )
-    for name in WORKLOADS:
-        work = work_of(name, tokenizer)
-        print(
-            f"| {name} | {work.computed:,} | {work.steps:.0f} | {work.streams:.1f} | {floor(work, rates):.2f} |"
-        )
+    for name, work in works.items():
+        print(f"| {name} | {work.computed:,} | {work.steps:.0f} | {work.streams:.1f} | {floors[name]:.2f} |")
 
 
 if __name__ == "__main__":

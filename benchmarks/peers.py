@@ -9,8 +9,9 @@ DIR/vllm, DIR/llama.cpp and DIR/sglang are virtual environments, or links to som
 repeat goes through the servers in another order and has words of its own. Each server starts anew for W1, W2, W3, W5
 and S (a single stream), and again, with a KV cache of 4,096 tokens, for W4; a few other requests warm it up first. Every
 run is written to the file as it ends, and runs that are in it are not repeated: an interrupted sitting goes on
-where it stopped. Prints medians, and the others' wall time by each of ours. Nothing else should run: the driver
-waits for idle cores, and notes the share of them that others took during a run.
+where it stopped. In its turn the row "floor" measures the machine (limits.py) and has the least time of each workload.
+Prints medians, and wall times by the floor and by each of ours. Nothing else should run: the driver waits for idle
+cores, and notes the share of them that others took during a run.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import json
 import os
 import random
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -32,12 +34,13 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.client import Target, first_model, run
-from benchmarks.peer_servers.definitions import PEERS, SERVERS, Server, launch, missing, version
+from benchmarks.peer_servers.definitions import FLOOR, PEERS, SERVERS, Server, launch, missing, version
 from benchmarks.peer_servers.report import notes, report
 from benchmarks.peer_servers.running import CpuWatch, StartError, free_port, machine, serving, wait_until_idle
 from benchmarks.peer_servers.setup import install, prepare_models
 from benchmarks.workloads import WORKLOADS, Turn, Workload, build, words
 
+LIMITS = Path(__file__).with_name("limits.py")
 LARGE_CACHE, SMALL_CACHE = 131_072, 4_096
 CACHES = {LARGE_CACHE: ("W1", "W2", "W3", "W5", "S"), SMALL_CACHE: ("W4",)}
 
@@ -90,6 +93,11 @@ class Sitting:
             todo = [name for name in workloads if not results.has(server.name, name, repeat)]
             if not todo or server.name in self.failed:
                 continue
+            if self.patience and (others := wait_until_idle(self.patience)) >= 0.1:
+                print(f"before {server.name}: others keep {others} cores busy")
+            if server is FLOOR:
+                add_floors(todo, repeat, results)
+                continue
             try:
                 self._serve(server, kv_tokens, todo, repeat, results)
             except (StartError, OSError) as error:
@@ -113,8 +121,6 @@ class Sitting:
     def _serve(
         self, server: Server, kv_tokens: int, workloads: Sequence[str], repeat: int, results: Results
     ) -> None:
-        if self.patience and (others := wait_until_idle(self.patience)) >= 0.1:
-            print(f"before {server.name}: others keep {others} cores busy")
         port, load = free_port(), os.getloadavg()[0]
         ways = launch(server, self.folder, port, kv_tokens)
         common = {
@@ -131,6 +137,26 @@ class Sitting:
                 print(f"{repeat} {name} {server.name}: {figures['wall_s']} s", flush=True)
                 for note in notes(results.runs[-1:]):
                     print(f"  {note}")
+
+
+def add_floors(workloads: Sequence[str], repeat: int, results: Results) -> None:
+    """Measures the machine, and adds the floor of each workload as if it were a run."""
+    watch = CpuWatch()
+    found = subprocess.run(
+        [sys.executable, str(LIMITS), "--json"], check=True, capture_output=True, text=True
+    )
+    company = watch.company()
+    floors = json.loads(found.stdout)
+    for name in workloads:
+        run = {
+            "server": FLOOR.name,
+            "workload": name,
+            "repeat": repeat,
+            "version": version(FLOOR.program, Path()),
+        }
+        figures = {"wall_s": round(floors[name], 3), "errors": 0, "output_tokens": 0, "asked_tokens": 0}
+        results.add(run | figures | {"others": company.others, "stolen": company.stolen})
+        print(f"{repeat} {name} {FLOOR.name}: {figures['wall_s']} s", flush=True)
 
 
 def warm_up() -> Workload:

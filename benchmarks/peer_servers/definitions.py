@@ -48,8 +48,11 @@ class Peer:
     environment: dict[str, str] = field(default_factory=dict)
 
 
+# Not a server: the least time of each workload at the rates that the machine has at that moment.
+FLOOR = Server("floor", "limits")
 HF, BF16, Q8_0, Q4_1 = "hf", "bf16.gguf", "q8_0.gguf", "q4_1.gguf"
 SERVERS = (
+    FLOOR,
     Server("trunkline-bf16", "trunkline", options=("--dtype", "bfloat16")),
     Server("trunkline-int8", "trunkline", options=("--quantization", "int8")),
     Server("trunkline-int8-kv8", "trunkline", options=("--quantization", "int8", "--kv-cache-dtype", "int8")),

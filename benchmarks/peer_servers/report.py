@@ -93,7 +93,7 @@ def report(runs: Sequence[Run]) -> str:
     parts = [_median_table(found)]
     servers = dict.fromkeys(server for figures in found.values() for server in figures)
     for base in servers:
-        if base.startswith("trunkline") and (rows := ratios(found, base)):
+        if base.startswith(("floor", "trunkline")) and (rows := ratios(found, base)):
             parts.append(f"Wall time by that of {base}:\n\n{_ratio_table(rows, list(found))}")
     parts += notes(runs)
     return "\n\n".join(parts)

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import peers
 from benchmarks.peer_servers import definitions
-from benchmarks.peer_servers.definitions import SERVERS, Launch, Server
+from benchmarks.peer_servers.definitions import FLOOR, SERVERS, Launch, Server
 from benchmarks.peer_servers.report import medians, notes, ratios, report
 from benchmarks.peers import Results, Sitting, chosen
 
@@ -76,6 +76,25 @@ def test_a_server_that_does_not_start_is_left_out(
     printed = capsys.readouterr().out
     assert printed.count("broken: left out") == 1
     assert "no such option" in printed
+
+
+def test_the_floor_is_measured_in_its_turn_and_every_server_is_compared_with_it(
+    tmp_path: Path, starts: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = tmp_path / "limits.py"
+    limits.write_text("import sys; assert sys.argv[1:] == ['--json']; print('{\"S\": 0.001, \"W4\": 3.0}')")
+    monkeypatch.setattr(peers, "LIMITS", limits)
+    results = Results(tmp_path / "runs.json")
+    sitting(tmp_path, ONE, FLOOR, workloads=("S", "W4"), repeats=2).measure(results)
+    order = [(run["server"], run["workload"], run["repeat"]) for run in results.runs]
+    assert order == [
+        *(("one", "S", 1), ("floor", "S", 1), ("one", "W4", 1), ("floor", "W4", 1)),
+        *(("floor", "S", 2), ("one", "S", 2), ("floor", "W4", 2), ("one", "W4", 2)),
+    ]
+    assert starts() == 4  # the floor is no server
+    assert medians(results.runs)["W4"]["floor"]["wall_s"] == 3.0
+    assert "Wall time by that of floor:" in report(results.runs)
+    assert results.has("floor", "W4", 2)
 
 
 def test_runs_with_errors_are_made_again(tmp_path: Path) -> None:
@@ -149,7 +168,9 @@ def test_a_small_cache_changes_what_the_peers_are_told(
 ) -> None:
     monkeypatch.setattr(definitions, "llamacpp_binary", lambda folder, name: folder / name)
     told = {
-        server.name: " ".join(definitions.launch(server, tmp_path, 8123, 4096).command) for server in SERVERS
+        server.name: " ".join(definitions.launch(server, tmp_path, 8123, 4096).command)
+        for server in SERVERS
+        if server is not FLOOR
     }
     assert all("--port 8123" in command for command in told.values())
     assert "--max-model-len 2048" in told["vllm"]
