@@ -225,7 +225,7 @@ inline void multiply(Team::Member& team, const Linear& linear, const Rows& x, Ou
     return static_cast<const Word*>(linear.weight) + static_cast<ptrdiff_t>(strip) * linear.words * kOutputs;
   };
   // Where memory sets the pace a thread takes neighbours, which are read ahead; few, so that none waits long for another.
-  const int run = x.count > kMemoryBoundRows ? 1 : std::max(1, strips / (4 * team.size));
+  const int run = x.count > kMemoryBoundRows ? 1 : (strips + 4 * team.size - 1) / (4 * team.size);
   team.share(strips * passes, run, [&](int item) {
     const int strip = item % strips, begin = item / strips * kCachedRows;
     const int next = (strip + 1) % run == 0 ? strip + 1 + (team.size - 1) * run : strip + 1;
