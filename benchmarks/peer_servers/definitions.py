@@ -61,7 +61,7 @@ SERVERS = (
         "trunkline-bf16-nocache",
         "trunkline",
         options=("--dtype", "bfloat16", "--config", str(HERE / "no_prefix_cache.yaml")),
-        only=("W3",),
+        only=("W1", "W2", "W3"),  # W3 on a server that has run the others, as every row has it
     ),
     Server("vllm", "vllm", HF),
     Server("vllm-chunks", "vllm", HF, ("--max-num-batched-tokens", "512")),
