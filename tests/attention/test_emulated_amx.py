@@ -1,4 +1,7 @@
-"""The kernels of level amx on CPUs that have no tiles: compiled with tiles in memory (amx_emulation.h)."""
+"""The kernels of level amx on CPUs that have no tiles: compiled with tiles in memory (amx_emulation.h).
+
+Tests of every level and of whole models run once more, in a process that takes these kernels for the real ones.
+"""
 
 import os
 import shutil
@@ -9,59 +12,70 @@ from pathlib import Path
 import pytest
 
 from tests.attention.native_levels import LEVELS
+from trunkline.attention import native
 
 ROOT = Path(__file__).parents[2]
 COMPILER = shutil.which("g++") or shutil.which("clang++")
-FLAGS = (
-    *("-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-fopenmp", "-ffp-contract=off", "-fno-math-errno"),
-    *(
-        "-mavx2",
-        "-mfma",
-        "-mavx512f",
-        "-mavx512bw",
-        "-mavx512vl",
-        "-mavx512dq",
-        "-mavx512vnni",
-        "-mavx512bf16",
-    ),
-    *(
-        "-mamx-tile",
-        "-mamx-bf16",
-        "-mamx-int8",
-    ),  # for what the compiler defines: no instruction of theirs is left
-)
-MODULES = (
-    *("test_native.py", "test_native_backend.py", "test_native_int8_pages.py"),
-    *("test_packed_linear.py", "test_native_int8_linear.py", "test_native_block_linear.py"),
-)
+FLAGS = ["-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-fopenmp", "-ffp-contract=off", "-fno-math-errno"]
+SETS = ["avx2", "fma", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vnni", "avx512bf16"]
+TILES = [
+    "amx-tile",
+    "amx-bf16",
+    "amx-int8",
+]  # they define what the sources ask for; none of their instructions is left
+
+pytestmark = [
+    pytest.mark.skipif("amx" in LEVELS, reason="this machine has tiles, which are tested as they are"),
+    pytest.mark.skipif("avx512_bf16" not in LEVELS, reason="the emulation takes AVX-512 and its bf16"),
+    pytest.mark.skipif(COMPILER is None or native._file("amx") is None, reason="no compiler that knows AMX"),
+]
 
 
-@pytest.mark.skipif("amx" in LEVELS, reason="this machine has tiles: the tests above run them")
-@pytest.mark.skipif("avx512_bf16" not in LEVELS, reason="the emulation takes AVX-512 and its bf16")
-@pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
-def test_what_holds_at_every_level_holds_with_tiles(tmp_path: Path) -> None:
-    library = tmp_path / "amx.so"
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    built = tmp_path_factory.mktemp("emulated") / "amx.so"
     header, source = ROOT / "tests/attention/amx_emulation.h", ROOT / "attention/csrc/level_amx.cpp"
+    flags = [*FLAGS, *(f"-m{name}" for name in SETS + TILES)]
     subprocess.run(
-        [str(COMPILER), *FLAGS, "-include", str(header), str(source), "-o", str(library)],
-        check=True,
+        [str(COMPILER), *flags, "-include", str(header), str(source), "-o", str(built)], check=True
     )
+    return built
+
+
+def run(library: Path, *arguments: str, **environment: str) -> None:
+    """Runs pytest with these arguments, and level amx from this file."""
     command = [
         sys.executable,
         "-m",
         "pytest",
         "-q",
         "-p",
-        "tests.attention.emulated_amx",
-        "-p",
         "no:cacheprovider",
+        "-p",
+        "tests.attention.emulated_amx",
     ]
     ran = subprocess.run(
-        [*command, "-k", "amx", *(f"tests/attention/{name}" for name in MODULES)],
+        [*command, *arguments],
         cwd=ROOT,
-        env=os.environ | {"EMULATED_AMX": str(library)},
+        env=os.environ | {"EMULATED_AMX": str(library)} | environment,
         capture_output=True,
         text=True,
     )
     assert ran.returncode == 0, ran.stdout[-4000:] + ran.stderr[-2000:]
-    assert "skipped" not in ran.stdout
+
+
+def test_what_holds_at_every_level_holds_with_tiles(library: Path) -> None:
+    names = (
+        "native",
+        "native_backend",
+        "native_int8_pages",
+        "packed_linear",
+        "native_int8_linear",
+        "native_block_linear",
+    )
+    run(library, "-k", "amx", *(f"tests/attention/test_{name}.py" for name in names))
+
+
+def test_whole_models_compute_with_tiles(library: Path) -> None:
+    names = ("native_decoder", "int8_kv", "int8_model", "gguf_blocks")
+    run(library, *(f"tests/runtime/test_{name}.py" for name in names), TRUNKLINE_CPU_LEVEL="amx")
