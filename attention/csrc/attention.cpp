@@ -173,15 +173,15 @@ void Worker<Math, T, Kv>::load_scales(int head) {
   std::fill(value_scales_ + tile_.valid, value_scales_ + kTile, 0.0f);
 }
 
-// Brings keys and values of some heads into the level-2 cache. Head by head they are read with gaps; in memory's order the
-// processor's own prefetching keeps up, and two sequences at a time hide where pages begin.
+// Brings keys and values of some heads into the level-2 cache. Head by head they are read with gaps; in memory's order
+// the processor's own prefetching keeps up, and two sequences at a time hide where pages begin.
 template <class Math, class T, class Kv>
 void Worker<Math, T, Kv>::read_in_order(int first_head, int num_heads) const {
   const auto touch = [](const char* p) { asm volatile("" ::"r"(*p)); };
   const ptrdiff_t size = num_heads * layer_.pages.kv_head_stride * static_cast<ptrdiff_t>(sizeof(Kv));
   for (int i = 0; i < tile_.valid; ++i) {
-    const auto row = [&](const void* pool) { return reinterpret_cast<const char*>(head_of(pool, first_head) + tile_.offsets[i]); };
-    const char *const k = row(layer_.pages.k), *const v = row(layer_.pages.v);
+    const auto* const k = reinterpret_cast<const char*>(head_of(layer_.pages.k, first_head) + tile_.offsets[i]);
+    const auto* const v = reinterpret_cast<const char*>(head_of(layer_.pages.v, first_head) + tile_.offsets[i]);
     for (ptrdiff_t at = 0; at < size; at += 64) touch(k + at), touch(v + at);
   }
 }

@@ -14,7 +14,7 @@ constexpr int kTile = 128;         // keys that are worked on together; starts a
 constexpr int kMaxRows = 256;      // query rows of a block
 constexpr int kMaxTokens = 64;     // tokens of a block
 constexpr int kRowStep = 32;       // query rows whose scores are in the cache together
-constexpr int kReadBytes = 1 << 18;  // of keys and values that are read before they are used; half of a small level-2 cache
+constexpr int kReadBytes = 1 << 18;  // read before they are used: half of a small level-2 cache
 constexpr int kSplitTokens = 16;   // requests with at most so many new tokens are split over their tiles
 
 struct Shape {

@@ -126,7 +126,8 @@ class Decoder::Pass {
   int run_of(int rows) const { return std::clamp(rows / (4 * step_.num_threads), 1, 16); }
 
   Norm norm_job(const void* x, void* residual, const void* weight, void* out) const {
-    return {x, residual, weight, out, model_.hidden, model_.hidden, 1, model_.hidden, model_.norm_eps, model_.attention.storage, 1};
+    const int hidden = model_.hidden;
+    return {x, residual, weight, out, hidden, hidden, 1, hidden, model_.norm_eps, model_.attention.storage, 1};
   }
 
   // Adds the update to the residual stream, if there is one, and leaves the norm of that in x, as `next` wants it.

@@ -52,7 +52,8 @@ inline void few_scores_by_tiles(const TileRows<T>& keys, int64_t slot_stride, co
   // Where there are four rows or less, the surplus columns of a key are overwritten by the next one.
   alignas(64) float found[kTile * kTileRows];
   const int kept = rows <= 4 ? 4 : kTileRows, groups = (keys.valid + 15) / 16;
-  const auto stride = static_cast<size_t>(slot_stride) * sizeof(T), found_stride = sizeof(float) * static_cast<size_t>(kept);
+  const auto stride = static_cast<size_t>(slot_stride) * sizeof(T);
+  const auto found_stride = sizeof(float) * static_cast<size_t>(kept);
   const auto group_at = [&](int group) { return keys.row(std::min(group, groups - 1) * 16); };
   for (int group = 0; group < groups; group += 4) {
     const T* const at[] = {group_at(group), group_at(group + 1), group_at(group + 2), group_at(group + 3)};
@@ -96,8 +97,8 @@ inline void few_scores_by_tiles(const TileRows<T>& keys, int64_t slot_stride, co
 // out [rows, out_stride] = weights [row][kTile] * values of the first `keys` keys (a multiple of 32). `pairs` has room
 // for 16 x 64 words, out for 16 rows.
 template <class T>
-inline void few_values_by_tiles(const TileRows<T>& values, const bf16* weights, int keys, int rows, int head_dim, Word* pairs,
-                       float* out, int out_stride) {
+inline void few_values_by_tiles(const TileRows<T>& values, const bf16* weights, int keys, int rows, int head_dim,
+                                Word* pairs, float* out, int out_stride) {
   static const T zeros[kTilesMaxDim] = {};
   const auto stride = static_cast<size_t>(out_stride) * sizeof(float);
   for (int col = 0; col < head_dim; col += 64) {

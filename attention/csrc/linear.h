@@ -5,8 +5,8 @@
 //     [out / 32 strips][words along in_features][32 outputs]      a word: one float, two bf16 or four int8
 //
 // or as blocks.h says. A strip times a block of 32 rows is the unit of arithmetic. Few rows are bound by the memory that
-// the strips are read from, many by the products. Every result is one chain of multiply-adds in ascending order of in_features: it
-// has the same bits whatever the other rows are and however many threads there are.
+// the strips are read from, many by the products. Every result is one chain of multiply-adds in ascending order of
+// in_features: it has the same bits whatever the other rows are and however many threads there are.
 #pragma once
 
 #include <algorithm>
@@ -68,7 +68,8 @@ constexpr bool kWidened = sizeof(T) == sizeof(bf16) && PairMath::kFactors == 2;
 class TakenRows {
  public:
   void reserve(int rows, int in_features) {
-    const auto whole = static_cast<size_t>(round_up(rows, kBlockRows)), cols = static_cast<size_t>(round_up(in_features, 64));
+    const auto whole = static_cast<size_t>(round_up(rows, kBlockRows));
+    const auto cols = static_cast<size_t>(round_up(in_features, 64));
     taken_.reserve(whole * cols * 2 * PairMath::kFactors);
     scales_.reserve(whole * sizeof(float) * 2 * cols / kBlock);
   }
@@ -145,8 +146,8 @@ inline void strip_product(const Rows& x, int begin, const Word* strip, int rows,
     return product(a, a_stride, strip, kOutputs, sums, kOutputs, words, meanwhile);
   }
 #endif
-  matmul_strip<Math, kOutputs / kWidth>(a, a_stride, strip, kOutputs, sums, kOutputs, rows, words,
-                                        begin / kBlockRows * words * (kBlockRows / rows_of_block(kOutputs / kWidth)), next);
+  const int done = begin / kBlockRows * words * (kBlockRows / rows_of_block(kOutputs / kWidth));
+  matmul_strip<Math, kOutputs / kWidth>(a, a_stride, strip, kOutputs, sums, kOutputs, rows, words, done, next);
 }
 
 // The sums of some rows with a strip; their scales, bias and gate are still to come.
