@@ -130,6 +130,7 @@ class _Process:
             raise ConfigError(f"request_log {self._settings.request_log}: {error.strerror}") from None
 
     def _announce(self, service: Service) -> None:
+        self._listener.listen()  # whoever reads the address may connect at once
         host, port = self._listener.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
         info = service.info

@@ -12,13 +12,18 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import httpx
 import pytest
 
 from tests.frontend.server.conftest import QUEUE_LIMIT
 from tests.frontend.server.serving import DEADLINE, Server, events, read_all, request_bytes
+from trunkline.frontend.server.process import _Process
+from trunkline.frontend.server.service import Service
+from trunkline.frontend.server.settings import ServerSettings
+from trunkline.runtime.engine.stats import EngineInfo
 
 ENDLESS = {"max_tokens": 1900, "temperature": 0, "ignore_eos": True}
 RUNNING = "trunkline_requests_running"
@@ -229,6 +234,16 @@ IMPOSSIBLE = [
     (["--log-level", "loud"], "loud"),
     (["--config", "/no/such/file.yaml"], "/no/such/file.yaml"),
 ]
+
+
+def test_the_address_takes_connections_from_the_moment_it_is_told() -> None:
+    info = EngineInfo(
+        "a", max_model_len=1, vocab_size=1, page_size=1, num_pages=1, dtype="float32", backend="cpu"
+    )
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        _Process(ServerSettings(), listener)._announce(cast(Service, SimpleNamespace(names=["a"], info=info)))
+        socket.create_connection(listener.getsockname(), timeout=DEADLINE).close()
 
 
 def test_settings_that_can_not_be_end_with_one_line_and_code_2() -> None:
