@@ -63,4 +63,5 @@ def extensions() -> list[Extension]:
     ]
 
 
-setup(ext_modules=extensions(), cmdclass={"build_ext": BuildNative})
+if __name__ == "__main__":  # a test compiles a level with the flags above
+    setup(ext_modules=extensions(), cmdclass={"build_ext": BuildNative})

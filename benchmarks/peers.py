@@ -146,13 +146,13 @@ def add_floors(workloads: Sequence[str], repeat: int, results: Results) -> None:
         [sys.executable, str(LIMITS), "--json"], check=True, capture_output=True, text=True
     )
     company = watch.company()
-    floors = json.loads(found.stdout)
+    floors, number = json.loads(found.stdout), version(FLOOR.program, Path())
     for name in workloads:
         run = {
             "server": FLOOR.name,
             "workload": name,
             "repeat": repeat,
-            "version": version(FLOOR.program, Path()),
+            "version": number,
         }
         figures = {"wall_s": round(floors[name], 3), "errors": 0, "output_tokens": 0, "asked_tokens": 0}
         results.add(run | figures | {"others": company.others, "stolen": company.stolen})

@@ -4,6 +4,7 @@ Tests of every level and of whole models run once more, in a process that takes 
 """
 
 import os
+import runpy
 import shutil
 import subprocess
 import sys
@@ -16,14 +17,6 @@ from trunkline.attention import native
 
 ROOT = Path(__file__).parents[2]
 COMPILER = shutil.which("g++") or shutil.which("clang++")
-FLAGS = ["-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-fopenmp", "-ffp-contract=off", "-fno-math-errno"]
-SETS = ["avx2", "fma", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vnni", "avx512bf16"]
-TILES = [
-    "amx-tile",
-    "amx-bf16",
-    "amx-int8",
-]  # they define what the sources ask for; none of their instructions is left
-
 pytestmark = [
     pytest.mark.skipif("amx" in LEVELS, reason="this machine has tiles, which are tested as they are"),
     pytest.mark.skipif("avx512_bf16" not in LEVELS, reason="the emulation takes AVX-512 and its bf16"),
@@ -35,7 +28,9 @@ pytestmark = [
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     built = tmp_path_factory.mktemp("emulated") / "amx.so"
     header, source = ROOT / "tests/attention/amx_emulation.h", ROOT / "attention/csrc/level_amx.cpp"
-    flags = [*FLAGS, *(f"-m{name}" for name in SETS + TILES)]
+    setup = runpy.run_path(str(ROOT / "setup.py"))
+    # The flags of AMX define what the sources ask for; none of its instructions is left.
+    flags = [*setup["FLAGS"], *setup["LEVELS"]["amx"], "-O1", "-w", "-shared", "-fPIC"]
     subprocess.run(
         [str(COMPILER), *flags, "-include", str(header), str(source), "-o", str(built)], check=True
     )
