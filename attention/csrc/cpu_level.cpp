@@ -12,15 +12,22 @@ static bool amx_permitted() {
   constexpr unsigned kAmxBf16 = 1u << 22, kAmxTile = 1u << 24, kAmxInt8 = 1u << 25;
   return (d & kAmxBf16) && (d & kAmxTile) && (d & kAmxInt8) && syscall(SYS_arch_prctl, kArchReqXcompPerm, kTileData) == 0;
 }
+
+// Conversions of half precision; older compilers have no name for it.
+static bool has_f16c() {
+  unsigned a, b, c, d;
+  return __get_cpuid(1, &a, &b, &c, &d) && (c & 1u << 29);
+}
 #else
 static bool amx_permitted() { return false; }
+static bool has_f16c() { return false; }
 #endif
 
 // 0 plain, 1 AVX2, 2 AVX-512, 3 that with VNNI, 4 that with bf16, 5 AMX: what lies below a level is there as well.
 extern "C" __attribute__((visibility("default"))) int trunkline_cpu_level() {
 #if defined(__x86_64__)
   __builtin_cpu_init();
-  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return 0;
+  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !has_f16c()) return 0;
   if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
       !__builtin_cpu_supports("avx512vl") || !__builtin_cpu_supports("avx512dq"))
     return 1;

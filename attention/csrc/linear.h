@@ -116,27 +116,50 @@ class TakenRows {
 // A strip that will be wanted next, fetched while another one is multiplied: memory would rest while rows that are not
 // the first pass by weights that are in the cache.
 struct NextStrip {
-  const char* data;
-  ptrdiff_t size;
-  int bytes;  // for each word of the other strip
+  const char* at;
+  const char* end;
+  int step;  // for each section of the other strip
 
   static NextStrip of(const Word* data, int words, int rows) {
-    const int line = 64, row = 4 * kOutputs;
-    return {reinterpret_cast<const char*>(data), data == nullptr ? 0 : static_cast<ptrdiff_t>(words) * row,
-            rows > rows_of_block(kOutputs / kWidth) ? line : row};
+    const char* const begin = reinterpret_cast<const char*>(data);
+    const int bytes = 4 * kOutputs;
+    return {begin, data == nullptr ? begin : begin + static_cast<ptrdiff_t>(words) * bytes,
+            rows > rows_of_block(kOutputs / kWidth) ? kSection * bytes / 2 : kSection * bytes};
   }
-  void operator()(int word) const {
-    const ptrdiff_t at = static_cast<ptrdiff_t>(word) * bytes;
-    if (at >= size) return;
-    __builtin_prefetch(data + at, 0, 2);
-    if (bytes > 64) __builtin_prefetch(data + at + 64, 0, 2);
+  void operator()() {
+    for (const char* const until = std::min(at + step, end); at < until; at += 64) __builtin_prefetch(at, 0, 2);
   }
 };
+
+// A strip whose words are taken apart, in passes of kPassVecs vectors: where registers are few, that leaves some for
+// twice the rows.
+constexpr int kPassVecs = 2;
+template <class Math>
+constexpr bool kTakesApart = kWidth < 16 && Math::kFactors == 2;
+
+template <class Math>
+inline const Word* take_apart(const Word* strip, int words) {
+  static thread_local Buffer room;
+  constexpr int kCols = kPassVecs * kWidth;
+  room.reserve(sizeof(Word) * static_cast<size_t>(words) * Math::kFactors * kOutputs);
+  Word* to = room.data<Word>();
+  for (int col = 0; col < kOutputs; col += kCols)
+    for (int k = 0; k < words; ++k)
+      for (int part = 0; part < Math::kFactors; ++part)
+        for (int v = 0; v < kCols; v += kWidth, to += kWidth) {
+          Bits b;
+          memcpy(&b, strip + static_cast<ptrdiff_t>(k) * kOutputs + col + v, sizeof(b));
+          b = Math::part(b, part);
+          memcpy(to, &b, sizeof(b));
+        }
+  return room.data<Word>();
+}
 
 // sums [rows x 32] = a block of at most 32 rows, from row `begin` on, times a strip.
 template <class Math, class Meanwhile>
 inline void strip_product(const Rows& x, int begin, const Word* strip, int rows, int words, float* sums,
-                          [[maybe_unused]] const NextStrip& next, [[maybe_unused]] const Meanwhile& meanwhile) {
+                          [[maybe_unused]] bool apart, [[maybe_unused]] NextStrip& next,
+                          [[maybe_unused]] const Meanwhile& meanwhile) {
   const Word* const a = static_cast<const Word*>(x.data) + begin * x.stride;
   const int a_stride = static_cast<int>(x.stride);
 #if defined(__AMX_BF16__)
@@ -146,8 +169,14 @@ inline void strip_product(const Rows& x, int begin, const Word* strip, int rows,
     return product(a, a_stride, strip, kOutputs, sums, kOutputs, words, meanwhile);
   }
 #endif
-  const int done = begin / kBlockRows * words * (kBlockRows / rows_of_block(kOutputs / kWidth));
-  matmul_strip<Math, kOutputs / kWidth>(a, a_stride, strip, kOutputs, sums, kOutputs, rows, words, done, next);
+  if constexpr (kTakesApart<Math>) {
+    constexpr int kCols = kPassVecs * kWidth;
+    for (int col = 0; apart && col < kOutputs; col += kCols)
+      matmul_strip<typename Math::PartMath, kPassVecs>(a, a_stride, strip + static_cast<ptrdiff_t>(col) * 2 * words, kCols,
+                                                       sums + col, kOutputs, rows, 2 * words, next);
+    if (apart) return;
+  }
+  matmul_strip<Math, kOutputs / kWidth>(a, a_stride, strip, kOutputs, sums, kOutputs, rows, words, next);
 }
 
 // The sums of some rows with a strip; their scales, bias and gate are still to come.
@@ -198,7 +227,10 @@ inline void multiply_strip(const Linear& linear, const Word* weight, const Word*
   constexpr int kApart = 144;  // two blocks that lie a multiple of 4,096 bytes apart wait for each other
   alignas(64) float sums[2][kBlockRows * kOutputs + kApart];
   const int words = linear.words, per_step = words > 16 ? (kBlockRows + words / 16 - 2) / (words / 16 - 1) : kBlockRows;
-  const NextStrip next = NextStrip::of(next_weight, words, end - begin);
+  NextStrip next = NextStrip::of(next_weight, words, end - begin);
+  const bool apart = kTakesApart<Math> && end - begin > kBlockRows;
+  if constexpr (kTakesApart<Math>)
+    if (apart) weight = take_apart<Math>(weight, words);
   Sums before{};
   int done = 0;
   const auto finish_until = [&](int row) {
@@ -208,7 +240,7 @@ inline void multiply_strip(const Linear& linear, const Word* weight, const Word*
   for (int row = begin; row < end; row += kBlockRows) {
     const int count = std::min(kBlockRows, end - row);
     float* const to = sums[row / kBlockRows % 2];
-    strip_product<Math>(x, row, weight, count, words, to, next, [&](int word) {
+    strip_product<Math>(x, row, weight, count, words, to, apart, next, [&](int word) {
       if (word > 0) finish_until(std::min(before.rows, done + per_step));
     });
     finish_until(before.rows);

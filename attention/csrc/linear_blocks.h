@@ -14,7 +14,7 @@
 
 namespace trunkline {
 
-constexpr int kGroupRows = kWidth == 16 ? 8 : 4;  // rows that are multiplied with a group together
+constexpr int kGroupRows = 8;  // rows that are multiplied with a group together
 
 // Rows [begin, begin + kRows) times one group, into sums of kOutputs a row.
 template <class Group, int kPlanes, int kRows>

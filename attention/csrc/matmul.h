@@ -10,7 +10,9 @@
 // there are: the number of queries computed together never shows in a result.
 #pragma once
 
+#include <algorithm>
 #include <array>
+#include <type_traits>
 #include <utility>
 
 #include "simd.h"
@@ -45,6 +47,7 @@ struct Panel {
 // Float words: works for every storage type at every level.
 struct FloatMath {
   using Element = float;
+  using Sum = Vec;
   static constexpr int kPerWord = 1;
   static constexpr int kWordMultiple = 1;
   static constexpr int kFactors = 1;  // words of A that meet a word of B
@@ -53,30 +56,47 @@ struct FloatMath {
   static Vec accumulate(Vec sum, const Word* a, Bits b) { return fma(splat(bit_cast<float>(*a)), bit_cast<Vec>(b), sum); }
 };
 
+constexpr int kSection = 8;  // words
+
 struct Nothing {
-  void operator()(int) const {}
+  void operator()() const {}
 };
 
-// `meanwhile(done + k)` is called for every word.
+// `meanwhile` is called for every section of words.
 template <class Math, int kRows, int kVecs, class Meanwhile>
 inline void matmul_block(const Word* a, int a_stride, const Word* b, int b_stride, float* c, int c_stride, int words,
-                         int done, const Meanwhile& meanwhile) {
-  Vec sum[kRows][kVecs] = {};
-  for (int k = 0; k < words; ++k) {
+                         Meanwhile& meanwhile) {
+  typename Math::Sum sum[kRows][kVecs] = {};
+  for (int begin = 0; begin < words; begin += kSection) {
+    meanwhile();
+    for (int k = begin; k < std::min(begin + kSection, words); ++k) {
+      Bits cols[kVecs];
+      const auto load_col = [&](int v) { memcpy(&cols[v], b + static_cast<ptrdiff_t>(k) * b_stride + v * kWidth, sizeof(Bits)); };
+      const auto add = [&](int r, int v) {
+        sum[r][v] = Math::accumulate(sum[r][v], a + static_cast<ptrdiff_t>(r) * a_stride + k * Math::kFactors, cols[v]);
+      };
+      // What there is less of, rows or columns, stays in registers for all of the others.
+      if constexpr (kVecs < kRows) {
 #pragma GCC unroll 8
-    for (int v = 0; v < kVecs; ++v) {
-      Bits col;
-      memcpy(&col, b + static_cast<ptrdiff_t>(k) * b_stride + v * kWidth, sizeof(Bits));
+        for (int v = 0; v < kVecs; ++v) load_col(v);
 #pragma GCC unroll 16
-      for (int r = 0; r < kRows; ++r)
-        sum[r][v] = Math::accumulate(sum[r][v], a + static_cast<ptrdiff_t>(r) * a_stride + k * Math::kFactors, col);
+        for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 8
+          for (int v = 0; v < kVecs; ++v) add(r, v);
+      } else {
+#pragma GCC unroll 8
+        for (int v = 0; v < kVecs; ++v) {
+          load_col(v);
+#pragma GCC unroll 16
+          for (int r = 0; r < kRows; ++r) add(r, v);
+        }
+      }
     }
-    meanwhile(done + k);
   }
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 8
-    for (int v = 0; v < kVecs; ++v) store(c + static_cast<ptrdiff_t>(r) * c_stride + v * kWidth, sum[r][v]);
+    for (int v = 0; v < kVecs; ++v) store(c + static_cast<ptrdiff_t>(r) * c_stride + v * kWidth, bit_cast<Vec>(sum[r][v]));
 }
 
 // matmul_block for one row, two rows and so on.
@@ -87,12 +107,12 @@ constexpr auto matmul_blocks(std::integer_sequence<int, kLess...>) {
 
 template <class Math, int kVecs, class Meanwhile = Nothing>
 inline void matmul_strip(const Word* a, int a_stride, const Word* b, int b_stride, float* c, int c_stride, int rows,
-                         int words, int done = 0, const Meanwhile& meanwhile = {}) {
+                         int words, Meanwhile&& meanwhile = {}) {
   constexpr int kMost = rows_of_block(kVecs);
-  constexpr auto block = matmul_blocks<Math, kVecs, Meanwhile>(std::make_integer_sequence<int, kMost>());
-  for (int left = (rows + kMost - 1) / kMost; left > 0; --left, done += words) {
+  constexpr auto block = matmul_blocks<Math, kVecs, std::remove_reference_t<Meanwhile>>(std::make_integer_sequence<int, kMost>());
+  for (int left = (rows + kMost - 1) / kMost; left > 0; --left) {
     const int count = (rows + left - 1) / left;
-    block[static_cast<size_t>(count - 1)](a, a_stride, b, b_stride, c, c_stride, words, done, meanwhile);
+    block[static_cast<size_t>(count - 1)](a, a_stride, b, b_stride, c, c_stride, words, meanwhile);
     a += static_cast<ptrdiff_t>(count) * a_stride;
     c += static_cast<ptrdiff_t>(count) * c_stride;
     rows -= count;

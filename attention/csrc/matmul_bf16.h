@@ -7,6 +7,7 @@ namespace trunkline {
 
 struct PairMath {
   using Element = bf16;
+  using Sum = Vec;
   static constexpr int kPerWord = 2;
   static constexpr int kWordMultiple = 1;
   static void begin() {}
@@ -18,9 +19,10 @@ struct PairMath {
   }
 #else
   static constexpr int kFactors = 2;  // as floats: they are used more often than they are made
+  using PartMath = FloatMath;
+  static Bits part(Bits b, int index) { return index == 0 ? b << 16 : b & 0xffff0000; }
   static Vec accumulate(Vec sum, const Word* a, Bits b) {
-    sum = fma(splat(bit_cast<float>(a[0])), bit_cast<Vec>(b << 16), sum);
-    return fma(splat(bit_cast<float>(a[1])), bit_cast<Vec>(b & 0xffff0000), sum);
+    return FloatMath::accumulate(FloatMath::accumulate(sum, a, part(b, 0)), a + 1, part(b, 1));
   }
 #endif
 };

@@ -103,6 +103,8 @@ inline Vec load_half(const uint16_t* p) {
   memcpy(&h, p, sizeof(h));
 #if defined(__AVX512F__)
   return Vec(_mm512_cvtph_ps(__m256i(h)));
+#elif defined(__F16C__)
+  return Vec(_mm256_cvtph_ps(__m128i(h)));
 #else
   const Bits bits = __builtin_convertvector(h, Bits);
   // The exponent is moved by a product, which normalises what is subnormal; 31 becomes 143, and infinity is 255.
