@@ -123,7 +123,6 @@ inline void quantize_blocks(const T* x, int num_blocks, uint8_t* bytes, float* s
   constexpr int kVecs = kBlock / kWidth;
   constexpr bool kTwo = kPlanes<T> == 2;
   constexpr float kMost = kTwo ? 127.0f * 128.0f : 127.0f;
-  typedef uint8_t Bytes __attribute__((vector_size(kWidth)));
   for (int block = 0; block < num_blocks; ++block, x += kBlock, bytes += kPlanes<T> * kBlock, scales += 2) {
     Vec values[kVecs], most = {}, poison = {};  // the latter 0, or NaN where x is not finite: then so is the result
     for (int i = 0; i < kVecs; ++i) {
@@ -138,10 +137,10 @@ inline void quantize_blocks(const T* x, int num_blocks, uint8_t* bytes, float* s
     for (int i = 0; i < kVecs; ++i) {
       const Vec shifted = values[i] * inverse + magic;
       const Bits number = bit_cast<Bits>(shifted) + (kTwo ? 64 : 0);  // low bytes from -64 to 63
-      const Bytes high = __builtin_convertvector((kTwo ? number >> 7 : number) & 0xff, Bytes);
+      const Bytes high = narrow_to_bytes((kTwo ? number >> 7 : number) & 0xff);
       memcpy(bytes + i * kWidth, &high, sizeof(high));
       if constexpr (kTwo) {
-        const Bytes low = __builtin_convertvector(((number & 0x7f) - 64) & 0xff, Bytes);
+        const Bytes low = narrow_to_bytes(((number & 0x7f) - 64) & 0xff);
         memcpy(bytes + kBlock + i * kWidth, &low, sizeof(low));
       }
       total += shifted - magic;

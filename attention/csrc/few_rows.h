@@ -1,14 +1,16 @@
 // A tile of keys and values for a few query rows, as decode has it, without packing them.
 //
-// Packing pays where many rows use what was packed. Here squares of keys are transposed in registers and used at once,
-// and values are used as they come from memory. Sums run in the same order as in matmul.h, and are the same bits.
+// Packing pays where many rows use what was packed. Here squares of keys are transposed in registers and used at once, or
+// where registers are few by way of the level-1 cache; values are used as they come from memory. Sums run in the same
+// order as in matmul.h, and are the same bits.
 #pragma once
 
 #include "pack.h"
 
 namespace trunkline {
 
-constexpr int kFewRows = kWidth / 2;  // their sums and a square of keys fill the registers
+constexpr int kFewRows = kWidth / 2;                // their sums and a square of keys fill the registers
+constexpr int kWideRows = kManyRegisters ? 4 : 2;  // their sums with four vectors of values leave some registers
 
 template <class T>
 inline bool takes_few_rows(int rows, int head_dim, int page_size) {
@@ -17,10 +19,11 @@ inline bool takes_few_rows(int rows, int head_dim, int page_size) {
 }
 
 // scores [row][kTile] of a tile's keys; queries [rows, words]. What lies behind the last key is hidden later, whatever
-// it is. Two vectors of keys take turns: a sum waits for the one before it.
+// it is. Vectors of keys take turns: a sum waits for the one before it.
 template <class Math, class T, int kRows>
 inline void few_scores(const TileRows<T>& keys, int64_t slot_stride, const Word* queries, int words, float* scores) {
-  constexpr int kGroups = 2, kCount = kColumns<Math, T>;
+  constexpr int kGroups = kManyRegisters ? 2 : 4, kCount = kColumns<Math, T>;
+  alignas(64) Word columns_of_step[kManyRegisters ? 1 : kMaxHeadDim * kGroups * kWidth];  // [words][keys of a step]
   const int last = keys.valid - 1, steps = last / (kGroups * kWidth) + 1;
   const ptrdiff_t stride = slot_stride * static_cast<ptrdiff_t>(sizeof(T));
   for (int step = 0; step < steps; ++step) {
@@ -34,18 +37,27 @@ inline void few_scores(const TileRows<T>& keys, int64_t slot_stride, const Word*
     Vec sum[kGroups][kRows] = {};
     const Word* query = queries;
     for (int word = 0; word < words; word += kCount, query += kCount) {
-#pragma GCC unroll 2
+#pragma GCC unroll 4
       for (int group = 0; group < kGroups; ++group) {
         Bits columns[kCount];
         load_columns<Math, T>([&](int i) { return quarters[group][i / 4] + i % 4 * stride; }, columns);
 #pragma GCC unroll 4
         for (int i = 0; i < kWidth / 4; ++i) quarters[group][i] += 16;
 #pragma GCC unroll 16
-        for (int i = 0; i < kCount; ++i)
+        for (int i = 0; i < kCount; ++i) {
+          if constexpr (kManyRegisters) {
 #pragma GCC unroll 8
-          for (int r = 0; r < kRows; ++r)
-            sum[group][r] = Math::accumulate(sum[group][r], query + static_cast<ptrdiff_t>(r) * words + i, columns[i]);
+            for (int r = 0; r < kRows; ++r)
+              sum[group][r] = Math::accumulate(sum[group][r], query + static_cast<ptrdiff_t>(r) * words + i, columns[i]);
+          } else {
+            memcpy(columns_of_step + ((word + i) * kGroups + group) * kWidth, &columns[i], sizeof(Bits));
+          }
+        }
       }
+    }
+    if constexpr (!kManyRegisters) {
+      matmul_strip<Math, kGroups>(queries, words, columns_of_step, kGroups * kWidth, scores + token, kTile, kRows, words);
+      continue;
     }
 #pragma GCC unroll 2
     for (int group = 0; group < kGroups; ++group)
@@ -126,7 +138,7 @@ template <class Math, class T, int kRows>
 inline void few_values(const TileRows<T>& values, int64_t slot_stride, const Word* weights, int keys, int head_dim,
                        float* out, int out_stride) {
   int col = 0;
-  if constexpr (4 * kRows <= kSums)
+  if constexpr (kRows <= kWideRows)
     for (; col + 4 * kWidth <= head_dim; col += 4 * kWidth)
       few_value_cols<Math, T, kRows, 2>(values, slot_stride, weights, keys, col, out, out_stride);
   for (; col < head_dim; col += 2 * kWidth)

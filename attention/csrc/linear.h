@@ -131,12 +131,13 @@ struct NextStrip {
   }
 };
 
-// A strip whose words are taken apart, in passes of kPassVecs vectors: where registers are few, that leaves some for
-// twice the rows.
+// Where registers are few and words have two parts each, many rows take a strip whose words were taken apart once for all
+// of them, in passes of kPassVecs vectors: that leaves registers for twice as many rows at a time.
 constexpr int kPassVecs = 2;
 template <class Math>
-constexpr bool kTakesApart = kWidth < 16 && Math::kFactors == 2;
+constexpr bool kTakesApart = !kManyRegisters && Math::kFactors == 2;
 
+// [passes][words][parts][kPassVecs * kWidth outputs]
 template <class Math>
 inline const Word* take_apart(const Word* strip, int words) {
   static thread_local Buffer room;

@@ -56,10 +56,12 @@ struct FloatMath {
   static Vec accumulate(Vec sum, const Word* a, Bits b) { return fma(splat(bit_cast<float>(*a)), bit_cast<Vec>(b), sum); }
 };
 
-constexpr int kSection = 8;  // words
+constexpr bool kManyRegisters = kWidth == 16;
+constexpr int kSection = kManyRegisters ? 1 : 8;  // words; what is done meanwhile takes registers, too
 
 struct Nothing {
-  void operator()() const {}
+  template <class... Any>
+  void operator()(Any...) const {}
 };
 
 // `meanwhile` is called for every section of words.
@@ -71,12 +73,13 @@ inline void matmul_block(const Word* a, int a_stride, const Word* b, int b_strid
     meanwhile();
     for (int k = begin; k < std::min(begin + kSection, words); ++k) {
       Bits cols[kVecs];
-      const auto load_col = [&](int v) { memcpy(&cols[v], b + static_cast<ptrdiff_t>(k) * b_stride + v * kWidth, sizeof(Bits)); };
+      const Word* const row = b + static_cast<ptrdiff_t>(k) * b_stride;
+      const auto load_col = [&](int v) { memcpy(&cols[v], row + v * kWidth, sizeof(Bits)); };
       const auto add = [&](int r, int v) {
         sum[r][v] = Math::accumulate(sum[r][v], a + static_cast<ptrdiff_t>(r) * a_stride + k * Math::kFactors, cols[v]);
       };
-      // What there is less of, rows or columns, stays in registers for all of the others.
-      if constexpr (kVecs < kRows) {
+      // Where registers are few, what there is less of, rows or columns, stays in them for all of the others.
+      if constexpr (!kManyRegisters && kVecs < kRows) {
 #pragma GCC unroll 8
         for (int v = 0; v < kVecs; ++v) load_col(v);
 #pragma GCC unroll 16
@@ -96,7 +99,8 @@ inline void matmul_block(const Word* a, int a_stride, const Word* b, int b_strid
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 8
-    for (int v = 0; v < kVecs; ++v) store(c + static_cast<ptrdiff_t>(r) * c_stride + v * kWidth, bit_cast<Vec>(sum[r][v]));
+    for (int v = 0; v < kVecs; ++v)
+      store(c + static_cast<ptrdiff_t>(r) * c_stride + v * kWidth, bit_cast<Vec>(sum[r][v]));
 }
 
 // matmul_block for one row, two rows and so on.
@@ -109,7 +113,8 @@ template <class Math, int kVecs, class Meanwhile = Nothing>
 inline void matmul_strip(const Word* a, int a_stride, const Word* b, int b_stride, float* c, int c_stride, int rows,
                          int words, Meanwhile&& meanwhile = {}) {
   constexpr int kMost = rows_of_block(kVecs);
-  constexpr auto block = matmul_blocks<Math, kVecs, std::remove_reference_t<Meanwhile>>(std::make_integer_sequence<int, kMost>());
+  using Called = std::remove_reference_t<Meanwhile>;
+  constexpr auto block = matmul_blocks<Math, kVecs, Called>(std::make_integer_sequence<int, kMost>());
   for (int left = (rows + kMost - 1) / kMost; left > 0; --left) {
     const int count = (rows + left - 1) / left;
     block[static_cast<size_t>(count - 1)](a, a_stride, b, b_stride, c, c_stride, words, meanwhile);

@@ -52,9 +52,8 @@ inline void quantize_row(const T* x, int in_features, int words, ByteMath::Eleme
   const Vec inverse = splat(scale > 0.0f ? 1.0f / scale : 0.0f), magic = splat(12582912.0f + 128.0f);
   int i = 0;
   for (; i + kWidth <= in_features; i += kWidth) {
-    typedef Number Numbers __attribute__((vector_size(kWidth * sizeof(Number))));
-    const Numbers q = __builtin_convertvector(bit_cast<Bits>(load(x + i) * inverse + magic) & 0xff, Numbers);
-    const Numbers placed = in_place(q, std::make_index_sequence<kWidth>());
+    const auto q = narrow_to<Number>(bit_cast<Bits>(load(x + i) * inverse + magic) & 0xff);
+    const auto placed = in_place(q, std::make_index_sequence<kWidth>());
     memcpy(to + i, &placed, sizeof(placed));
   }
   std::fill(to + i, to + 4 * words, Number{0});  // times zero weights

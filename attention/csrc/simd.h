@@ -29,6 +29,7 @@ typedef float Vec __attribute__((vector_size(4 * kWidth)));
 typedef uint32_t Bits __attribute__((vector_size(4 * kWidth)));
 typedef int32_t Ints __attribute__((vector_size(4 * kWidth)));
 typedef uint16_t Halves __attribute__((vector_size(2 * kWidth)));
+typedef uint8_t Bytes __attribute__((vector_size(kWidth)));
 
 // A bfloat16 is the upper half of a float.
 struct bf16 {
@@ -51,25 +52,59 @@ inline void store(float* p, Vec v) { memcpy(p, &v, sizeof(v)); }
 inline float to_float(float x) { return x; }
 inline float to_float(bf16 x) { return bit_cast<float>(uint32_t{x.bits} << 16); }
 
-// Each of kWidth halves in a lane of its own. (The compiler's own conversion takes a detour at 16 lanes.)
-inline Bits widen(const bf16* p) {
-  Halves h;
-  memcpy(&h, p, sizeof(h));
+// Each of kWidth halves in a lane of its own, and back: what is behind the half in each lane must be zero. (Compilers'
+// own conversions take detours, of bytes one by one.)
+inline Bits widen(Halves h) {
 #if defined(__AVX512F__)
   return Bits(_mm512_cvtepu16_epi32(__m256i(h)));
+#elif defined(__AVX2__)
+  return Bits(_mm256_cvtepu16_epi32(__m128i(h)));
 #else
   return __builtin_convertvector(h, Bits);
 #endif
 }
 
+inline Halves narrow_to_halves(Bits x) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  return Halves(_mm_packus_epi32(_mm256_castsi256_si128(__m256i(x)), _mm256_extracti128_si256(__m256i(x), 1)));
+#else
+  return __builtin_convertvector(x, Halves);
+#endif
+}
+
+inline Bytes narrow_to_bytes(Bits x) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  const __m128i halves = __m128i(narrow_to_halves(x));
+  return bit_cast<Bytes>(_mm_cvtsi128_si64(_mm_packus_epi16(halves, halves)));
+#else
+  return __builtin_convertvector(x, Bytes);
+#endif
+}
+
+template <class Number>
+inline auto narrow_to(Bits x) {
+  if constexpr (sizeof(Number) == 1)
+    return narrow_to_bytes(x);
+  else
+    return narrow_to_halves(x);
+}
+
+inline Bits widen(const bf16* p) {
+  Halves h;
+  memcpy(&h, p, sizeof(h));
+  return widen(h);
+}
+
 inline Vec load(const bf16* p) { return bit_cast<Vec>(widen(p) << 16); }
 
 inline Vec load(const int8_t* p) {
-  typedef int8_t Bytes __attribute__((vector_size(kWidth)));
-  Bytes bytes;
+  typedef int8_t Signed __attribute__((vector_size(kWidth)));
+  Signed bytes;
   memcpy(&bytes, p, sizeof(bytes));
 #if defined(__AVX512F__)
   return Vec(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(__m128i(bytes))));
+#elif defined(__AVX2__)
+  return Vec(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_cvtsi64_si128(bit_cast<long long>(bytes)))));
 #else
   return __builtin_convertvector(__builtin_convertvector(bytes, Ints), Vec);
 #endif
@@ -77,9 +112,8 @@ inline Vec load(const int8_t* p) {
 
 // The nearest whole numbers, of a magnitude of up to 127.
 inline void store(int8_t* p, Vec v) {
-  typedef int8_t Bytes __attribute__((vector_size(kWidth)));
   // Adding 1.5 * 2^23 rounds to a whole number, which then lies in the low bits.
-  const Bytes bytes = __builtin_convertvector(bit_cast<Ints>(v + splat(12582912.0f)), Bytes);
+  const Bytes bytes = narrow_to_bytes(bit_cast<Bits>(v + splat(12582912.0f)) & 0xff);
   memcpy(p, &bytes, sizeof(bytes));
 }
 
@@ -92,7 +126,7 @@ inline void store(bf16* p, Vec v) {
   const Bits u = bit_cast<Bits>(v);
   const Bits rounded = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
   const Bits nan = (u >> 16) | 0x40;
-  const Halves h = __builtin_convertvector(v == v ? rounded : nan, Halves);
+  const Halves h = narrow_to_halves(v == v ? rounded : nan);
   memcpy(p, &h, sizeof(h));
 #endif
 }
@@ -106,7 +140,7 @@ inline Vec load_half(const uint16_t* p) {
 #elif defined(__F16C__)
   return Vec(_mm256_cvtph_ps(__m128i(h)));
 #else
-  const Bits bits = __builtin_convertvector(h, Bits);
+  const Bits bits = widen(h);
   // The exponent is moved by a product, which normalises what is subnormal; 31 becomes 143, and infinity is 255.
   const Vec magnitude = bit_cast<Vec>((bits & 0x7fff) << 13) * splat(0x1p112f);
   const Bits special = (bits & 0x7c00) == 0x7c00 ? Bits{} + 0x7f800000u : Bits{};
@@ -150,16 +184,17 @@ inline Vec max(Vec a, Vec b) {
 }
 
 // Halves the vector until one lane is left: lane i meets lane i + kWidth/2 and so on, at every level.
+template <int kStride, class Op, size_t... kLane>
+inline Vec reduce_once(Vec v, const Op& op, std::index_sequence<kLane...>) {
+  return op(v, __builtin_shufflevector(v, v, ((kLane + kStride) % kWidth)...));
+}
 template <class Op>
-inline float reduce(Vec v, Op op) {
-  float lanes[kWidth];
-  for (int half = kWidth / 2; half > 0; half /= 2) {
-    Vec upper = {};
-    store(lanes, v);
-    memcpy(&upper, lanes + half, sizeof(float) * static_cast<size_t>(half));
-    v = op(v, upper);
-  }
-  return v[0];
+inline float reduce(Vec v, const Op& op) {
+  constexpr auto lanes = std::make_index_sequence<kWidth>();
+  if constexpr (kWidth > 8) v = reduce_once<8>(v, op, lanes);
+  if constexpr (kWidth > 4) v = reduce_once<4>(v, op, lanes);
+  v = reduce_once<2>(v, op, lanes);
+  return reduce_once<1>(v, op, lanes)[0];
 }
 
 inline float reduce_add(Vec v) {
@@ -174,9 +209,7 @@ inline float reduce_max(Vec v) {
 #if defined(__AVX512F__)
   return _mm512_reduce_max_ps(__m512(v));
 #else
-  float most = v[0];
-  for (int i = 1; i < kWidth; ++i) most = v[i] > most ? v[i] : most;
-  return most;
+  return reduce(v, [](Vec a, Vec b) { return max(a, b); });
 #endif
 }
 
