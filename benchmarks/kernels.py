@@ -87,13 +87,15 @@ def medians(ways: Mapping[str, Callable[[], object]], rounds: int, calls: int) -
 
 
 def machine_limits(rounds: int) -> tuple[float, float]:
-    """Bytes a second that torch reads from memory, and bf16 FLOP a second of a large matrix product."""
+    """Bytes a second that torch reads from memory, and FLOP a second of a large product, in bf16 or float32."""
     data = torch.empty(64 << 20)
     advise_huge_pages(data)
     data.fill_(1.0)
-    a, b = torch.randn(1024, 1024).to(DTYPE), torch.randn(1024, 1024).to(DTYPE)
-    times = medians({"read": data.sum, "product": lambda: a @ b}, rounds, 1)
-    return data.nbytes / times["read"] * 1e3, 2 * 1024**3 / times["product"] * 1e3
+    a, b = torch.randn(2, 1024, 1024)
+    low_a, low_b = a.to(DTYPE), b.to(DTYPE)
+    times = medians({"read": data.sum, "bf16": lambda: low_a @ low_b, "float32": lambda: a @ b}, rounds, 1)
+    product = min(times["bf16"], times["float32"])
+    return data.nbytes / times["read"] * 1e3, 2 * 1024**3 / product * 1e3
 
 
 def attention(case: Case, levels: list[str], rounds: int) -> dict[str, float]:
@@ -149,7 +151,7 @@ def linears(rows: int, rounds: int) -> dict[str, float]:
     for kind in (GGMLQuantizationType.Q4_1, GGMLQuantizationType.Q8_0):
         stored = torch.from_numpy(quantize(weight.float().numpy(), kind))
         forms[kind.name] = partial(BlockLinear, kind.name, stored)
-    if hasattr(torch.ops.mkldnn, "_reorder_linear_weight"):
+    if has_one_dnn():
         forms = {"oneDNN": lambda: one_dnn(weight), **forms}
     layers = {name: [make() for _ in range(copies)] for name, make in forms.items()}
 
@@ -158,6 +160,15 @@ def linears(rows: int, rounds: int) -> dict[str, float]:
 
     times = medians({name: all_copies(name) for name in layers}, rounds, 1)
     return {name: value / copies for name, value in times.items()}
+
+
+def has_one_dnn() -> bool:
+    """Whether torch has a packed product for this CPU; it needs instructions for bf16, or AVX-512."""
+    try:
+        one_dnn(torch.zeros(16, 16, dtype=DTYPE))
+    except (AttributeError, RuntimeError):
+        return False
+    return True
 
 
 def one_dnn(weight: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -177,7 +188,7 @@ def main() -> None:
     levels = [native.library().level] if arguments.quick else list(native.machine_levels())
     bandwidth, rate = machine_limits(rounds)
     print(
-        f"{arguments.threads} threads: {bandwidth / 1e9:.1f} GB/s read, {rate / 1e9:.0f} GFLOP/s bf16 product"
+        f"{arguments.threads} threads: {bandwidth / 1e9:.1f} GB/s read, {rate / 1e9:.0f} GFLOP/s in a product"
     )
     with torch.inference_mode():
         for case in CASES:
