@@ -9,7 +9,7 @@
 
 namespace trunkline {
 
-constexpr int kFewRows = kWidth / 2;                // their sums and a square of keys fill the registers
+constexpr int kFewRows = kWidth / 2;               // their sums and a square of keys fill the registers
 constexpr int kWideRows = kManyRegisters ? 4 : 2;  // their sums with four vectors of values leave some registers
 
 template <class T>

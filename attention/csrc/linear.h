@@ -172,10 +172,12 @@ inline void strip_product(const Rows& x, int begin, const Word* strip, int rows,
 #endif
   if constexpr (kTakesApart<Math>) {
     constexpr int kCols = kPassVecs * kWidth;
-    for (int col = 0; apart && col < kOutputs; col += kCols)
-      matmul_strip<typename Math::PartMath, kPassVecs>(a, a_stride, strip + static_cast<ptrdiff_t>(col) * 2 * words, kCols,
-                                                       sums + col, kOutputs, rows, 2 * words, next);
-    if (apart) return;
+    if (apart) {
+      for (int col = 0; col < kOutputs; col += kCols, strip += 2 * words * kCols)
+        matmul_strip<typename Math::PartMath, kPassVecs>(a, a_stride, strip, kCols, sums + col, kOutputs, rows, 2 * words,
+                                                         next);
+      return;
+    }
   }
   matmul_strip<Math, kOutputs / kWidth>(a, a_stride, strip, kOutputs, sums, kOutputs, rows, words, next);
 }
