@@ -11,6 +11,9 @@
 
 #include "blocks.h"
 #include "linear.h"
+#if defined(__AVX2__) && !defined(__AVX512F__)
+#include "linear_blocks_avx2.h"
+#endif
 
 namespace trunkline {
 
@@ -137,6 +140,8 @@ inline void multiply_blocks(Team::Member& team, const Linear& linear, const Rows
 #if defined(__AMX_BF16__)
     if (!few)
       return many_rows_times_strip<Group, kGated>(linear, x, strip, begin, end, unpacked.data<Word>(), out);
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+    if (end - begin > kGroupRows / 2) return apart_times_rows<Group, kPlanes, kGated>(linear, x, strip, begin, end, out);
 #endif
     few_rows_times_strip<Group, kPlanes, kGated>(linear, x, strip, begin, end, out);
   });
