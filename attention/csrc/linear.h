@@ -41,6 +41,11 @@ struct Linear {
     return static_cast<const Word*>(weight) + static_cast<ptrdiff_t>(strip) * words + index * (words * kWidth / kOutputs);
   }
   int strips() const { return (out_features + kOutputs - 1) / kOutputs; }
+  int strip_words() const { return in_blocks() ? words : words * kOutputs; }
+  // Null behind the last one.
+  const Word* strip(int index) const {
+    return index < strips() ? static_cast<const Word*>(weight) + static_cast<ptrdiff_t>(index) * strip_words() : nullptr;
+  }
 };
 
 // Activations. Memory behind them must be readable up to a multiple of 16 rows.
@@ -118,13 +123,12 @@ class TakenRows {
 struct NextStrip {
   const char* at;
   const char* end;
-  int step;  // for each section of the other strip
+  int step;
 
-  static NextStrip of(const Word* data, int words, int rows) {
+  // `calls`: how often there will be time for a part of it.
+  static NextStrip of(const Word* data, int bytes, int calls) {
     const char* const begin = reinterpret_cast<const char*>(data);
-    const int bytes = 4 * kOutputs;
-    return {begin, data == nullptr ? begin : begin + static_cast<ptrdiff_t>(words) * bytes,
-            rows > rows_of_block(kOutputs / kWidth) ? kSection * bytes / 2 : kSection * bytes};
+    return {begin, data == nullptr ? begin : begin + bytes, round_up((bytes + calls - 1) / calls, 64)};
   }
   void operator()() {
     for (const char* const until = std::min(at + step, end); at < until; at += 64) __builtin_prefetch(at, 0, 2);
@@ -230,7 +234,8 @@ inline void multiply_strip(const Linear& linear, const Word* weight, const Word*
   constexpr int kApart = 144;  // two blocks that lie a multiple of 4,096 bytes apart wait for each other
   alignas(64) float sums[2][kBlockRows * kOutputs + kApart];
   const int words = linear.words, per_step = words > 16 ? (kBlockRows + words / 16 - 2) / (words / 16 - 1) : kBlockRows;
-  NextStrip next = NextStrip::of(next_weight, words, end - begin);
+  const int sections = (words + kSection - 1) / kSection, turns = end - begin > rows_of_block(kOutputs / kWidth) ? 2 : 1;
+  NextStrip next = NextStrip::of(next_weight, 4 * words * kOutputs, turns * sections);
   const bool apart = kTakesApart<Math> && end - begin > kBlockRows;
   if constexpr (kTakesApart<Math>)
     if (apart) weight = take_apart<Math>(weight, words);
@@ -253,19 +258,20 @@ inline void multiply_strip(const Linear& linear, const Word* weight, const Word*
   finish_until(before.rows);
 }
 
+// The strip that the same thread will take next, where `threads` share strips in runs of neighbours.
+inline int strip_behind(int strip, int run, int threads) {
+  return strip + 1 + ((strip + 1) % run == 0 ? (threads - 1) * run : 0);
+}
+
 template <class Math, class Out>
 inline void multiply(Team::Member& team, const Linear& linear, const Rows& x, Out* out) {
   const int strips = linear.strips(), passes = (x.count + kCachedRows - 1) / kCachedRows;
   const auto block = linear.gated ? multiply_strip<Math, true, Out> : multiply_strip<Math, false, Out>;
-  const auto weight = [&](int strip) {
-    return static_cast<const Word*>(linear.weight) + static_cast<ptrdiff_t>(strip) * linear.words * kOutputs;
-  };
   // Where memory sets the pace a thread takes neighbours, which are read ahead; few, so that none waits long for another.
   const int run = x.count > kMemoryBoundRows ? 1 : (strips + 4 * team.size - 1) / (4 * team.size);
   team.share(strips * passes, run, [&](int item) {
     const int strip = item % strips, begin = item / strips * kCachedRows;
-    const int next = (strip + 1) % run == 0 ? strip + 1 + (team.size - 1) * run : strip + 1;
-    block(linear, weight(strip), next < strips ? weight(next) : nullptr, x, strip, begin,
+    block(linear, linear.strip(strip), linear.strip(strip_behind(strip, run, team.size)), x, strip, begin,
           std::min(begin + kCachedRows, x.count), out);
   });
 }

@@ -141,7 +141,8 @@ inline void multiply_blocks(Team::Member& team, const Linear& linear, const Rows
     if (!few)
       return many_rows_times_strip<Group, kGated>(linear, x, strip, begin, end, unpacked.data<Word>(), out);
 #elif defined(__AVX2__) && !defined(__AVX512F__)
-    if (end - begin > kGroupRows / 2) return apart_times_rows<Group, kPlanes, kGated>(linear, x, strip, begin, end, out);
+    if (const int next = strip_behind(strip, run, team.size); end - begin > kGroupRows / 2)
+      return apart_times_rows<Group, kPlanes, kGated>(linear, x, strip, next, begin, end, out);
 #endif
     few_rows_times_strip<Group, kPlanes, kGated>(linear, x, strip, begin, end, out);
   });

@@ -21,7 +21,7 @@ struct ApartBlocks {
 
 // [passes][blocks]
 template <class Group>
-inline const ApartBlocks<Group>* take_apart(const Linear& linear, int strip, bool first) {
+inline const ApartBlocks<Group>* take_apart(const Linear& linear, int strip) {
   using Blocks = ApartBlocks<Group>;
   static thread_local Buffer room;
   const int num_blocks = linear.in_features / kBlock;
@@ -34,7 +34,6 @@ inline const ApartBlocks<Group>* take_apart(const Linear& linear, int strip, boo
     for (int block = 0; block < num_blocks; ++block, ++to) {
       Bits q[kBlockWords];
       Vec scale, min;
-      if (first) group.fetch_behind(block);
       Group::Reader::load(group.block(block), q);
       for (int i = 0; i < kBlockWords; ++i)
         for (int part = 0; part < Blocks::kParts; ++part) {
@@ -82,12 +81,13 @@ inline void dot_block(const Blocks& block, const Word* x, ptrdiff_t stride, Ints
 
 // Rows [begin, begin + kRows) times blocks that were taken apart, into sums of kOutputs a row.
 template <class Blocks, int kPlanes, int kRows>
-inline void blocks_product(const Blocks* blocks, const Rows& x, int begin, int num_blocks, float* sums) {
+inline void blocks_product(const Blocks* blocks, const Rows& x, int begin, int num_blocks, float* sums, NextStrip& next) {
   const Word* bytes = static_cast<const Word*>(x.data) + begin * x.stride;
   const float* scales = x.scale + static_cast<ptrdiff_t>(begin) * 2 * num_blocks;
   Vec total[kRows][kPassVecs] = {};
   for (int block = 0; block < num_blocks; ++block, ++blocks, bytes += kPlanes * kBlockWords, scales += 2) {
     Ints dot[kRows][kPassVecs], low[kRows][kPassVecs];
+    next();
     dot_block(*blocks, bytes, x.stride, dot);
     if constexpr (kPlanes == 2) dot_block(*blocks, bytes + kBlockWords, x.stride, low);
 #pragma GCC unroll 8
@@ -112,18 +112,20 @@ constexpr auto blocks_products(std::integer_sequence<int, kLess...>) {
 }
 
 template <class Group, int kPlanes, bool kGated, class Out>
-inline void apart_times_rows(const Linear& linear, const Rows& x, int strip, int begin, int end, Out* out) {
+inline void apart_times_rows(const Linear& linear, const Rows& x, int strip, int next_strip, int begin, int end, Out* out) {
   using Blocks = ApartBlocks<Group>;
   constexpr int kMost = kSums / kPassVecs, kPasses = kOutputs / kWidth / kPassVecs;
   constexpr auto products = blocks_products<Blocks, kPlanes>(std::make_integer_sequence<int, kMost>());
   const int num_blocks = linear.in_features / kBlock;
-  const Blocks* const blocks = take_apart<Group>(linear, strip, begin == 0);
+  const Blocks* const blocks = take_apart<Group>(linear, strip);
   alignas(32) float sums[kMost * kOutputs];
-  for (int left = (end - begin + kMost - 1) / kMost, row = begin; left > 0; --left) {
+  int left = (end - begin + kMost - 1) / kMost;
+  NextStrip next = NextStrip::of(linear.strip(next_strip), 4 * linear.strip_words(), left * kPasses * num_blocks);
+  for (int row = begin; left > 0; --left) {
     const int count = (end - row + left - 1) / left;
     for (int pass = 0; pass < kPasses; ++pass)
       products[static_cast<size_t>(count - 1)](blocks + pass * num_blocks, x, row, num_blocks,
-                                               sums + pass * kPassVecs * kWidth);
+                                               sums + pass * kPassVecs * kWidth, next);
     finish_rows<false, kGated>(linear, nullptr, strip * kOutputs, {sums, row, count}, 0, count, out);
     row += count;
   }
