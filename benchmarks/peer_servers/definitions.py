@@ -57,6 +57,7 @@ SERVERS = (
     Server("trunkline-int8", "trunkline", options=("--quantization", "int8")),
     Server("trunkline-int8-kv8", "trunkline", options=("--quantization", "int8", "--kv-cache-dtype", "int8")),
     Server("trunkline-4bit", "trunkline", options=("--quantization", "gguf")),
+    Server("trunkline-4bit-kv8", "trunkline", options=("--quantization", "gguf", "--kv-cache-dtype", "int8")),
     Server(
         "trunkline-bf16-nocache",
         "trunkline",

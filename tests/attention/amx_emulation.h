@@ -1,13 +1,10 @@
-// AMX's tiles in plain memory, so that the kernels of level amx run, slowly, on any CPU with AVX-512 and its bf16.
+// AMX's tiles in plain memory, so that the kernels of level amx run, slowly, on CPUs without it.
 //
-// Included before the kernels' sources. Every tile has its full 16 rows of 64 bytes, as the kernels configure them. The
-// products are those of AVX-512, term by term in ascending order.
+// Included before the kernels' sources, behind avx512_emulation.h. Every tile has its full 16 rows of 64 bytes, as the
+// kernels configure them. The products are those of AVX-512, term by term in ascending order.
 #pragma once
 
-#include <immintrin.h>
-
-#include <cstdint>
-#include <cstring>
+#include "avx512_emulation.h"
 
 #undef _tile_loadconfig
 #undef _tile_release
@@ -35,20 +32,21 @@ inline void store(int tile, void* base, size_t stride) {
 template <class Product>
 inline void multiply(int c, int a, int b, const Product& product) {
   for (int row = 0; row < 16; ++row) {
-    __m512i sum = _mm512_load_si512(tiles[c].rows[row]);
-    for (int k = 0; k < 16; ++k)
-      sum = product(sum, _mm512_set1_epi32(static_cast<int>(tiles[a].rows[row][k])), _mm512_load_si512(tiles[b].rows[k]));
-    _mm512_store_si512(tiles[c].rows[row], sum);
+    __m512i sum, columns;
+    memcpy(&sum, tiles[c].rows[row], sizeof(sum));
+    for (int k = 0; k < 16; ++k) {
+      memcpy(&columns, tiles[b].rows[k], sizeof(columns));
+      sum = product(sum, set32(static_cast<int>(tiles[a].rows[row][k])), columns);
+    }
+    memcpy(tiles[c].rows[row], &sum, sizeof(sum));
   }
 }
-inline void multiply_bf16(int c, int a, int b) {
+inline void tile_pairs(int c, int a, int b) {
   multiply(c, a, b, [](__m512i sum, __m512i x, __m512i y) {
-    return _mm512_castps_si512(_mm512_dpbf16_ps(_mm512_castsi512_ps(sum), (__m512bh)x, (__m512bh)y));
+    return (__m512i)dot_pairs((__m512)sum, (__m512bh)x, (__m512bh)y);
   });
 }
-inline void multiply_bytes(int c, int a, int b) {
-  multiply(c, a, b, [](__m512i sum, __m512i x, __m512i y) { return _mm512_dpbusd_epi32(sum, x, y); });
-}
+inline void tile_bytes(int c, int a, int b) { multiply(c, a, b, dot_bytes); }
 
 }  // namespace emulated
 
@@ -58,5 +56,5 @@ inline void multiply_bytes(int c, int a, int b) {
 #define _tile_loadd(tile, base, stride) emulated::load(tile, base, stride)
 #define _tile_stream_loadd(tile, base, stride) emulated::load(tile, base, stride)
 #define _tile_stored(tile, base, stride) emulated::store(tile, base, stride)
-#define _tile_dpbf16ps(c, a, b) emulated::multiply_bf16(c, a, b)
-#define _tile_dpbusd(c, a, b) emulated::multiply_bytes(c, a, b)
+#define _tile_dpbf16ps(c, a, b) emulated::tile_pairs(c, a, b)
+#define _tile_dpbusd(c, a, b) emulated::tile_bytes(c, a, b)
