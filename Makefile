@@ -33,7 +33,7 @@ chat: $(READY)
 	$(BIN)/trunkline chat
 
 test: $(READY)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 format: $(READY)
 	$(BIN)/ruff format $(CODE)
