@@ -14,7 +14,8 @@ _FIRST_TOKENS = 32
 
 
 class StepCostModel:
-    """Step time a + b * tokens + c * attended positions, by recursive least squares with forgetting.
+    """Step time a + b * tokens + c * attended positions, by recursive least squares with directional
+    forgetting.
 
     Coefficients are clamped to >= 0 when used. A measurement is believed to four times the usual deviation,
     so that one hiccup does not bend the model. Nothing is predicted far outside of what was measured:
@@ -42,11 +43,12 @@ class StepCostModel:
         elif self.num_observations >= 3 and not is_new:
             self.deviation = max(self.deviation, abs(error))
         gain = self._covariance.dot(features)
-        gain /= _FORGETTING + float(features.dot(gain))
-        self._weights = self._weights + gain * error
-        covariance = (self._covariance - gain[:, None] * features.dot(self._covariance)) / _FORGETTING
-        # Without news in some direction, forgetting would let its variance grow without end.
-        self._covariance = covariance * min(1.0, 3 * _PRIOR / float(covariance.trace()))
+        known = float(features.dot(gain))
+        self._weights = self._weights + gain * (error / (1.0 + known))
+        # What this step says nothing about is not forgotten: its variance would grow without end while steps are all
+        # alike, and the first hiccup would be put down to it (directional forgetting: Kulhavy, 1987).
+        kept = _FORGETTING - (1.0 - _FORGETTING) / known
+        self._covariance = self._covariance - gain[:, None] * gain * (kept / (1.0 + kept * known))
         constant, per_token, per_attended = (max(0.0, weight) for weight in self._weights.tolist())
         self._coefficients = (constant, per_token / _TOKENS, per_attended / _ATTENDED)
         self.num_observations += 1

@@ -53,6 +53,46 @@ def test_a_step_larger_than_any_before_is_believed_and_widens_no_margin():
     assert model.predict(1000, 500_000) == pytest.approx(machine(1000, 500_000), rel=0.3)
 
 
+def longest_step_of_a_long_prompt(seed, target):
+    """Seconds, among eight streams that have decoded for a while, on a host whose pace varies."""
+    rng = np.random.default_rng(seed)
+    model, pace = StepCostModel(), 1.0
+
+    def step(tokens, attended):
+        nonlocal pace
+        if rng.random() < 0.02:
+            pace = float(rng.choice([1.0, 1.4, 1.6]))
+        seconds = pace * (0.02 + 1.7e-3 * tokens + 0.7e-6 * attended) * float(rng.uniform(0.95, 1.05))
+        model.observe(tokens, attended, seconds)
+        return seconds
+
+    def prompt(length, streams, context):
+        done, longest = 0, 0.0
+        while done < length:
+            aimed_at = max(target - 2 * model.deviation, target / 2)
+            room = aimed_at - model.predict(streams, streams * context)
+            chunk = min(max(min(model.largest_chunk(done, room), model.max_tokens), 16), length - done, 2048)
+            attended = streams * context + attended_positions(done, chunk)
+            longest = max(longest, step(streams + chunk, attended))
+            done += chunk
+        return longest
+
+    for length in (8, 16, 40):
+        step(length, attended_positions(0, length))
+        for i in range(16):
+            step(1, length + i)
+    for streams in range(8):
+        prompt(100, streams, 120)
+    for i in range(150):
+        step(8, 8 * (120 + i))
+    return prompt(6000, 8, 270)
+
+
+def test_what_like_steps_cannot_tell_apart_is_not_blamed_for_a_change_of_pace():
+    longest = sorted(longest_step_of_a_long_prompt(seed, target=0.3) for seed in range(50))
+    assert longest[45] < 0.5
+
+
 def test_the_model_follows_a_machine_that_becomes_slower():
     model = fitted()
     rng = np.random.default_rng(1)
