@@ -17,7 +17,7 @@
 
 namespace trunkline {
 
-constexpr int kGroupRows = 8;  // rows that are multiplied with a group together
+constexpr int kGroupRows = 8;  // rows that are multiplied with a group together; with AVX2 more than half as many go apart
 
 // Rows [begin, begin + kRows) times one group, into sums of kOutputs a row.
 template <class Group, int kPlanes, int kRows>
