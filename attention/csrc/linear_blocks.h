@@ -17,7 +17,7 @@
 
 namespace trunkline {
 
-constexpr int kGroupRows = 8;  // rows that are multiplied with a group together; with AVX2 more than half as many go apart
+constexpr int kGroupRows = 8;  // rows that are multiplied with a group together
 
 // Rows [begin, begin + kRows) times one group, into sums of kOutputs a row.
 template <class Group, int kPlanes, int kRows>
@@ -141,6 +141,7 @@ inline void multiply_blocks(Team::Member& team, const Linear& linear, const Rows
     if (!few)
       return many_rows_times_strip<Group, kGated>(linear, x, strip, begin, end, unpacked.data<Word>(), out);
 #elif defined(__AVX2__) && !defined(__AVX512F__)
+    // For half a group's rows taking a strip apart begins to pay.
     if (const int next = strip_behind(strip, run, team.size); end - begin > kGroupRows / 2)
       return apart_times_rows<Group, kPlanes, kGated>(linear, x, strip, next, begin, end, out);
 #endif

@@ -1,8 +1,8 @@
 // Products of many rows with weights in blocks, where registers are few: those of AVX2.
 //
-// A strip is taken apart in the cache, once for all rows: its nibbles become bytes, and its scales floats. Then six rows at
-// a time meet two vectors of outputs, and where q has eight bits first its high nibbles, then its low ones. Sums are the
-// same as in linear_blocks.h to the last bit.
+// A strip is taken apart in the cache, once for all rows: its nibbles become bytes, and its scales floats. Then six rows
+// at a time meet two vectors of outputs, and where q has eight bits first its high nibbles, then its low ones. Sums are
+// the same as in linear_blocks.h to the last bit.
 #pragma once
 
 #include "blocks.h"
@@ -48,7 +48,7 @@ inline const ApartBlocks<Group>* take_apart(const Linear& linear, int strip) {
   return room.data<Blocks>();
 }
 
-// Adds products of w's bytes, which are below 16, with x's in pairs: those of a block fit 16 bits. Spelled out, as GCC would
+// Adds products of w's bytes, which are below 16, with x's in pairs: those of a block fit 16 bits. Spelled out: GCC would
 // load ahead what a loop's body needs, and keep sums in memory.
 inline void add_byte_products(__m256i& sum, Bits w, Word x) {
   __m256i products;
@@ -112,7 +112,8 @@ constexpr auto blocks_products(std::integer_sequence<int, kLess...>) {
 }
 
 template <class Group, int kPlanes, bool kGated, class Out>
-inline void apart_times_rows(const Linear& linear, const Rows& x, int strip, int next_strip, int begin, int end, Out* out) {
+inline void apart_times_rows(const Linear& linear, const Rows& x, int strip, int next_strip, int begin, int end,
+                             Out* out) {
   using Blocks = ApartBlocks<Group>;
   constexpr int kMost = kSums / kPassVecs, kPasses = kOutputs / kWidth / kPassVecs;
   constexpr auto products = blocks_products<Blocks, kPlanes>(std::make_integer_sequence<int, kMost>());
