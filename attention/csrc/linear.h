@@ -37,15 +37,13 @@ struct Linear {
 
   int stored() const { return gated ? out_features / 2 : out_features; }
   bool in_blocks() const { return kind >= Weights::kQ4_0; }
-  const Word* group(int strip, int index) const {
-    return static_cast<const Word*>(weight) + static_cast<ptrdiff_t>(strip) * words + index * (words * kWidth / kOutputs);
-  }
   int strips() const { return (out_features + kOutputs - 1) / kOutputs; }
   int strip_words() const { return in_blocks() ? words : words * kOutputs; }
   // Null behind the last one.
   const Word* strip(int index) const {
     return index < strips() ? static_cast<const Word*>(weight) + static_cast<ptrdiff_t>(index) * strip_words() : nullptr;
   }
+  const Word* group(int of_strip, int index) const { return strip(of_strip) + index * (words * kWidth / kOutputs); }
 };
 
 // Activations. Memory behind them must be readable up to a multiple of 16 rows.

@@ -61,24 +61,17 @@ inline __m512i widen_unsigned(__m256i a) {
 inline __m512i widen_signed(__m128i a) {
   return join<__m512i>(_mm256_cvtepi8_epi32(a), _mm256_cvtepi8_epi32(_mm_srli_si128(a, 8)));
 }
-inline __m512i add32(__m512i a, __m512i b) {
-  return whole_numbers([](__m256i x, __m256i y) { return _mm256_add_epi32(x, y); }, a, b);
-}
-inline __m512i add16(__m512i a, __m512i b) {
-  return whole_numbers([](__m256i x, __m256i y) { return _mm256_add_epi16(x, y); }, a, b);
-}
-inline __m512i multiply_pairs(__m512i a, __m512i b) {
-  return whole_numbers([](__m256i x, __m256i y) { return _mm256_madd_epi16(x, y); }, a, b);
-}
-inline __m512i multiply_bytes(__m512i a, __m512i b) {
-  return whole_numbers([](__m256i x, __m256i y) { return _mm256_maddubs_epi16(x, y); }, a, b);
-}
-inline __m512i interleave_low(__m512i a, __m512i b) {
-  return whole_numbers([](__m256i x, __m256i y) { return _mm256_unpacklo_epi16(x, y); }, a, b);
-}
-inline __m512i interleave_high(__m512i a, __m512i b) {
-  return whole_numbers([](__m256i x, __m256i y) { return _mm256_unpackhi_epi16(x, y); }, a, b);
-}
+#define EMULATED_PAIR(name, operation)                                               \
+  inline __m512i name(__m512i a, __m512i b) {                                        \
+    return whole_numbers([](__m256i x, __m256i y) { return operation(x, y); }, a, b); \
+  }
+EMULATED_PAIR(add32, _mm256_add_epi32)
+EMULATED_PAIR(add16, _mm256_add_epi16)
+EMULATED_PAIR(multiply_pairs, _mm256_madd_epi16)
+EMULATED_PAIR(multiply_bytes, _mm256_maddubs_epi16)
+EMULATED_PAIR(interleave_low, _mm256_unpacklo_epi16)
+EMULATED_PAIR(interleave_high, _mm256_unpackhi_epi16)
+#undef EMULATED_PAIR
 inline __m512i set32(int x) { return join<__m512i>(_mm256_set1_epi32(x), _mm256_set1_epi32(x)); }
 inline __m512i set16(short x) { return join<__m512i>(_mm256_set1_epi16(x), _mm256_set1_epi16(x)); }
 inline __m512 set(float x) { return join<__m512>(_mm256_set1_ps(x), _mm256_set1_ps(x)); }
@@ -102,10 +95,13 @@ inline __m512i dot_bytes(__m512i sum, __m512i a, __m512i b) {
 
 // The upper product first, as the instruction has it.
 inline __m512 dot_pairs(__m512 sum, __m512bh a, __m512bh b) {
-  return fma((__m512)whole_numbers([](__m256i x) { return _mm256_slli_epi32(x, 16); }, a),
-             (__m512)whole_numbers([](__m256i x) { return _mm256_slli_epi32(x, 16); }, b),
-             fma((__m512)whole_numbers([](__m256i x) { return _mm256_slli_epi32(_mm256_srli_epi32(x, 16), 16); }, a),
-                 (__m512)whole_numbers([](__m256i x) { return _mm256_slli_epi32(_mm256_srli_epi32(x, 16), 16); }, b), sum));
+  const auto upper = [](__m512bh pairs) {
+    return (__m512)whole_numbers([](__m256i x) { return _mm256_and_si256(x, _mm256_set1_epi32(-65536)); }, pairs);
+  };
+  const auto lower = [](__m512bh pairs) {
+    return (__m512)whole_numbers([](__m256i x) { return _mm256_slli_epi32(x, 16); }, pairs);
+  };
+  return fma(lower(a), lower(b), fma(upper(a), upper(b), sum));
 }
 
 // To the nearest, ties to even; what is not a number stays so.

@@ -31,16 +31,15 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("emulated")
     setup = runpy.run_path(str(ROOT / "setup.py"))
     flags = [*setup["FLAGS"], *setup["LEVELS"]["avx2"], *setup["QUIET"], "-O1", "-shared", "-fPIC"]
+    headers = [f'#include "{ROOT}/tests/attention/{name}_emulation.h"' for name in ("avx512", "amx")]
     compilers = []
     for level in EMULATED:
         new = [flag for flag in setup["LEVELS"][level] if flag not in setup["LEVELS"]["avx2"]]
         # What these flags would define is what the sources ask for.
         macros = [f"#define __{flag.removeprefix('-m').replace('-', '_').upper()}__ 1" for flag in new]
-        headers = [ROOT / "tests/attention/avx512_emulation.h", ROOT / "tests/attention/amx_emulation.h"]
-        included = [*headers, ROOT / f"attention/csrc/level_{level}.cpp"]
-        lines = [f'#include "{path}"' for path in included]
         source = folder / f"{level}.cpp"
-        source.write_text("\n".join([*lines[:-1], *macros, lines[-1]]) + "\n")
+        kernels = f'#include "{ROOT}/attention/csrc/level_{level}.cpp"'
+        source.write_text("\n".join([*headers, *macros, kernels]) + "\n")
         command = [str(COMPILER), *flags, str(source), "-o", str(folder / f"{level}.so")]
         compilers.append(subprocess.Popen(command))
     assert [compiler.wait() for compiler in compilers] == [0] * len(EMULATED)
