@@ -96,6 +96,7 @@ class CpuBackend:
             metadata.kv_indices.ctypes.data,
             metadata.kv_last_page_len.ctypes.data,
             metadata.num_requests,
+            torch.get_num_threads(),
         )
         self.library.attention_plan(self.attention, step)
 

@@ -34,7 +34,7 @@ class Step(ctypes.Structure):
 
     _fields_ = [
         *_pointers("qo_indptr", "kv_indptr", "kv_indices", "kv_last_page_len"),
-        *_ints("num_requests"),
+        *_ints("num_requests", "num_threads"),
     ]
 
 

@@ -48,10 +48,26 @@ class Worker {
     int slot = 0;
   };
 
+  // Keys and values of a tile that comes next: memory would rest while another is worked on. They are fetched a few at a
+  // time, because a processor may drop what it has no room to wait for.
+  struct NextTile {
+    Tile tile;
+    const Kv *k = nullptr, *v = nullptr;
+    int head_dim = 0, step = 0, fetched = 0;
+
+    void operator()() {
+      for (const int end = std::min(fetched + step, tile.valid); fetched < end; ++fetched) {
+        prefetch(k + tile.offsets[fetched], head_dim);
+        prefetch(v + tile.offsets[fetched], head_dim);
+      }
+    }
+  };
+
   int token(const Block& block, int row) const { return a_.tokens_[static_cast<size_t>(block.first + row / a_.group_)]; }
-  Visible visible(const Block& block, int row, int tile) const;
+  Visible visible(int row, int tile) const;
+  void load_limits(const Block& block);
   void load_queries(const Block& block, int head);
-  void locate(const Block& block, int tile);
+  Tile locate(const Block& block, int tile) const;
   void load_scales(int head);
   void read_in_order(int first_head, int num_heads) const;
   const Kv* head_of(const void* pool, int head) const {
@@ -60,9 +76,9 @@ class Worker {
   TileRows<Kv> rows_of(const void* pool, int head) const { return {head_of(pool, head), tile_.offsets, tile_.valid}; }
   void pack(int head);
   void save_partial(const Block& block, int head, int first_row, int num_rows);
-  void rows_of_tile(const Block& block, int first_row, int num_rows, int tile);
-  void weigh(const Block& block, int first_row, int num_rows, int tile, int keys);
-  int last_key(const Block& block, int first_row, int num_rows, int tile) const;
+  void rows_of_tile(int first_row, int num_rows, int tile);
+  void weigh(int first_row, int num_rows, int tile, int keys);
+  int last_key(int first_row, int num_rows, int tile) const;
   // The same as pack and rows_of_tile where there are few rows; false if they are too many.
   bool few_rows_of_tile(const Block& block, int head, int rows);
   void merge_rows(int first_row, int num_rows);
@@ -72,6 +88,7 @@ class Worker {
   const int head_dim_, words_, value_cols_;
   const Logits logits_;
   Tile tile_;  // that is worked on
+  NextTile next_;
   Panel keys_, values_;
   Word* queries_;     // [rows, words_]
   float* scores_;     // [kRowStep, kTile]
@@ -80,6 +97,7 @@ class Worker {
   float* out_;        // [rows, value_cols_]
   float* peaks_;      // [rows]
   float* sums_;       // [rows]
+  int* limits_;       // [rows]: keys that they see, from the first tile on
   float tile_peaks_[kRowStep], tile_sums_[kRowStep];
   float key_scales_[kTile + kWidth], value_scales_[kTile + kWidth];  // of int8
 };
@@ -95,7 +113,7 @@ Worker<Math, T, Kv>::Worker(const PagedAttention& attention, const Layer& layer,
   const auto rows = static_cast<size_t>(round_up(attention.block_tokens_ * attention.group_, kRowStep));
   const auto words = static_cast<size_t>(words_), cols = static_cast<size_t>(value_cols_);
   const size_t sizes[] = {words * kTile,    kTile / Math::kPerWord * cols, rows * words, kRowStep * kTile,
-                          kRowStep * kTile, kRowStep * cols,               rows * cols,  rows, rows};
+                          kRowStep * kTile, kRowStep * cols,               rows * cols,  rows, rows, rows};
   char* parts[std::size(sizes)];
   size_t total = 0;
   for (const size_t size : sizes) total += (size * sizeof(Word) + 63) / 64 * 64;
@@ -114,13 +132,20 @@ Worker<Math, T, Kv>::Worker(const PagedAttention& attention, const Layer& layer,
   out_ = reinterpret_cast<float*>(parts[6]);
   peaks_ = reinterpret_cast<float*>(parts[7]);
   sums_ = reinterpret_cast<float*>(parts[8]);
+  limits_ = reinterpret_cast<int*>(parts[9]);
 }
 
 template <class Math, class T, class Kv>
-Visible Worker<Math, T, Kv>::visible(const Block& block, int row, int tile) const {
-  const int limit = a_.limits_[static_cast<size_t>(token(block, row))], start = tile * kTile;
+Visible Worker<Math, T, Kv>::visible(int row, int tile) const {
+  const int limit = limits_[row], start = tile * kTile;
   const int first = layer_.window > 0 ? limit - layer_.window - start : 0;
   return {std::max(first, 0), std::min(limit - start, kTile)};
+}
+
+template <class Math, class T, class Kv>
+void Worker<Math, T, Kv>::load_limits(const Block& block) {
+  for (int row = 0; row < block.count * a_.group_; ++row)
+    limits_[row] = a_.limits_[static_cast<size_t>(token(block, row))];
 }
 
 template <class Math, class T, class Kv>
@@ -138,18 +163,20 @@ void Worker<Math, T, Kv>::load_queries(const Block& block, int head) {
 }
 
 template <class Math, class T, class Kv>
-void Worker<Math, T, Kv>::locate(const Block& block, int tile) {
+auto Worker<Math, T, Kv>::locate(const Block& block, int tile) const -> Tile {
   const int page_size = a_.shape_.page_size, start = tile * kTile;
-  tile_.valid = std::min(kTile, a_.num_keys(block.request) - start);
+  Tile found;
+  found.valid = std::min(kTile, a_.num_keys(block.request) - start);
   const int32_t* page = a_.pages(block.request) + start / page_size;
   int slot = start % page_size;
-  tile_.page = page;
-  tile_.slot = slot;
+  found.page = page;
+  found.slot = slot;
   const int64_t stride = layer_.pages.slot_stride;
-  for (int i = 0; i < tile_.valid; ++page, slot = 0) {
+  for (int i = 0; i < found.valid; ++page, slot = 0) {
     int64_t offset = *page * layer_.pages.page_stride + slot * stride;
-    for (; slot < page_size && i < tile_.valid; ++slot, ++i, offset += stride) tile_.offsets[i] = offset;
+    for (; slot < page_size && i < found.valid; ++slot, ++i, offset += stride) found.offsets[i] = offset;
   }
+  return found;
 }
 
 // Zero behind the last key: what lies in its slots there may be no number.
@@ -195,49 +222,53 @@ void Worker<Math, T, Kv>::pack(int head) {
 }
 
 template <class Math, class T, class Kv>
-int Worker<Math, T, Kv>::last_key(const Block& block, int first_row, int num_rows, int tile) const {
+int Worker<Math, T, Kv>::last_key(int first_row, int num_rows, int tile) const {
   int last = 1;
-  for (int row = 0; row < num_rows; ++row) last = std::max(last, visible(block, first_row + row, tile).last);
+  for (int row = 0; row < num_rows; ++row) last = std::max(last, visible(first_row + row, tile).last);
   return round_up(last, 32);
 }
 
 // From scores_ to weights_, tile_peaks_ and tile_sums_.
 template <class Math, class T, class Kv>
-void Worker<Math, T, Kv>::weigh(const Block& block, int first_row, int num_rows, int tile, int keys) {
+void Worker<Math, T, Kv>::weigh(int first_row, int num_rows, int tile, int keys) {
   const auto scales = [&] {
     if constexpr (kScaled)
       return Scales{key_scales_, value_scales_};
     else
       return NoScales{};
   }();
-  for (int row = 0; row < num_rows; ++row)
-    softmax_row(scores_ + row * kTile, weights_ + row * kTile, keys, visible(block, first_row + row, tile), logits_,
-                scales, &tile_peaks_[row], &tile_sums_[row]);
+  for (int row = 0; row < num_rows; row += kFour) {
+    const int count = std::min(kFour, num_rows - row);
+    Visible seen[kFour];
+    for (int i = 0; i < count; ++i) seen[i] = visible(first_row + row + i, tile);
+    softmax_rows(scores_ + row * kTile, weights_ + row * kTile, kTile, count, keys, seen, logits_, scales,
+                 tile_peaks_ + row, tile_sums_ + row);
+  }
 }
 
 // Leaves the tile's result for these rows in tile_out_, tile_peaks_ and tile_sums_.
 template <class Math, class T, class Kv>
-void Worker<Math, T, Kv>::rows_of_tile(const Block& block, int first_row, int num_rows, int tile) {
-  const int keys = last_key(block, first_row, num_rows, tile);
+void Worker<Math, T, Kv>::rows_of_tile(int first_row, int num_rows, int tile) {
+  const int keys = last_key(first_row, num_rows, tile);
   matmul<Math>(queries_ + static_cast<ptrdiff_t>(first_row) * words_, words_, keys_, scores_, kTile, num_rows, keys,
-               words_);
-  weigh(block, first_row, num_rows, tile, keys);
+               words_, next_);
+  weigh(first_row, num_rows, tile, keys);
   matmul<Math>(reinterpret_cast<const Word*>(weights_), kTile / Math::kPerWord, values_, tile_out_, value_cols_,
-               num_rows, value_cols_, keys / Math::kPerWord);
+               num_rows, value_cols_, keys / Math::kPerWord, next_);
 }
 
 template <class Math, class T, class Kv>
 bool Worker<Math, T, Kv>::few_rows_of_tile(const Block& block, int head, int rows) {
   const TileRows<Kv> k = rows_of(layer_.pages.k, head);
   const TileRows<Kv> v = rows_of(layer_.pages.v, head);
-  const int keys = last_key(block, 0, rows, block.first_tile);
+  const int keys = last_key(0, rows, block.first_tile);
 #if defined(__AMX_BF16__)
   if constexpr (kHasTiles<Math> && kScaled) {
     return false;
   } else if constexpr (kHasTiles<Math>) {
     if (!fits_tiles(rows, head_dim_, a_.shape_.page_size)) return false;
     few_scores_by_tiles(k, layer_.pages.slot_stride, queries_, words_, rows, scores_);
-    weigh(block, 0, rows, block.first_tile, keys);
+    weigh(0, rows, block.first_tile, keys);
     few_values_by_tiles(v, weights_, keys, rows, head_dim_, values_.data, tile_out_, value_cols_);
     return true;
   }
@@ -249,7 +280,7 @@ bool Worker<Math, T, Kv>::few_rows_of_tile(const Block& block, int head, int row
   const auto index = static_cast<size_t>(rows - 1);
   load_scales(head);
   few_scores[index](k, layer_.pages.slot_stride, queries_, words_, scores_);
-  weigh(block, 0, rows, block.first_tile, keys);
+  weigh(0, rows, block.first_tile, keys);
   few_values[index](v, layer_.pages.slot_stride, reinterpret_cast<const Word*>(weights_), keys, head_dim_, tile_out_,
                     value_cols_);
   return true;
@@ -276,6 +307,7 @@ void Worker<Math, T, Kv>::merge_rows(int first_row, int num_rows) {
 template <class Math, class T, class Kv>
 void Worker<Math, T, Kv>::whole(const Block& block, int head) {
   const int rows = block.count * a_.group_;
+  load_limits(block);
   load_queries(block, head);
   std::fill(out_, out_ + static_cast<ptrdiff_t>(rows) * value_cols_, 0.0f);
   std::fill(peaks_, peaks_ + round_up(rows, kRowStep), kNothing);
@@ -284,13 +316,18 @@ void Worker<Math, T, Kv>::whole(const Block& block, int head) {
   const int last_tile = tile + block.num_tiles - 1;
   // The first token's window reaches back furthest.
   if (layer_.window > 0)
-    tile = std::max(tile, (a_.limits_[static_cast<size_t>(token(block, 0))] - layer_.window) / kTile);
+    tile = std::max(tile, (limits_[0] - layer_.window) / kTile);
+  const int strips = (kTile + value_cols_) / kStrip, turns = (rows + kRowStep - 1) / kRowStep * strips;
+  next_ = {locate(block, tile), head_of(layer_.pages.k, head), head_of(layer_.pages.v, head), head_dim_,
+           (kTile + turns - 1) / turns};
   for (; tile <= last_tile; ++tile) {
-    locate(block, tile);
+    tile_ = next_.tile;
+    next_.tile = tile < last_tile ? locate(block, tile + 1) : Tile{};
+    next_.fetched = 0;
     pack(head);
     for (int row = 0; row < rows; row += kRowStep) {
       const int count = std::min(kRowStep, rows - row);
-      rows_of_tile(block, row, count, tile);
+      rows_of_tile(row, count, tile);
       merge_rows(row, count);
     }
   }
@@ -304,7 +341,8 @@ void Worker<Math, T, Kv>::whole(const Block& block, int head) {
 template <class Math, class T, class Kv>
 void Worker<Math, T, Kv>::partial(const Block& block) {
   const int rows = block.count * a_.group_, tile = block.first_tile;
-  locate(block, tile);
+  load_limits(block);
+  tile_ = locate(block, tile);
   const int heads = a_.shape_.num_kv_heads, row_size = head_dim_ * static_cast<int>(sizeof(Kv));
   const int together = std::clamp(kReadBytes / (2 * kTile * row_size), 1, heads);
   for (int head = 0; head < heads; ++head) {
@@ -317,7 +355,7 @@ void Worker<Math, T, Kv>::partial(const Block& block) {
     pack(head);
     for (int row = 0; row < rows; row += kRowStep) {
       const int count = std::min(kRowStep, rows - row);
-      rows_of_tile(block, row, count, tile);
+      rows_of_tile(row, count, tile);
       save_partial(block, head, row, count);
     }
   }

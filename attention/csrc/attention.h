@@ -13,6 +13,8 @@ namespace trunkline {
 constexpr int kTile = 128;         // keys that are worked on together; starts are multiples of it
 constexpr int kMaxRows = 256;      // query rows of a block
 constexpr int kMaxTokens = 64;     // tokens of a block
+constexpr int kMinTokens = 16;     // of a block that was cut for the threads' sake
+constexpr int kPackRows = 8;       // query rows that take as long as packing a tile
 constexpr int kRowStep = 32;       // query rows whose scores are in the cache together
 constexpr int kReadBytes = 1 << 18;  // read before they are used: half of a small level-2 cache
 constexpr int kSplitTokens = 16;   // requests with at most so many new tokens are split over their tiles
@@ -27,7 +29,7 @@ struct Step {
   const int32_t* kv_indptr;
   const int32_t* kv_indices;
   const int32_t* kv_last_page_len;
-  int32_t num_requests;
+  int32_t num_requests, num_threads;
 };
 
 // One layer. Strides count elements; heads lie head_dim apart in q and out.
@@ -69,7 +71,8 @@ class PagedAttention {
 
   int num_keys(int request) const;
   const int32_t* pages(int request) const { return step_.kv_indices + step_.kv_indptr[request]; }
-  void plan_whole(int request);
+  int tokens_for_threads() const;
+  void plan_whole(int request, int block_tokens);
   void plan_split(int request);
   void lay_out_tokens();
   bool is_beyond_window(const Block& block, int window) const;

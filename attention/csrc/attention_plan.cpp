@@ -8,6 +8,7 @@
 // in a tile - a shared prefix - they become one block: the tile is read and packed once for all of them
 // (what FlashInfer calls cascade attention, without its two levels). The sums are the same either way.
 #include <algorithm>
+#include <limits>
 
 #include "attention.h"
 
@@ -35,12 +36,13 @@ void PagedAttention::plan(const Step& step) {
   open_.clear();
   limits_.resize(static_cast<size_t>(num_tokens_));
   first_partial_.resize(static_cast<size_t>(num_tokens_));
+  const int block_tokens = tokens_for_threads();
   for (int request = 0; request < step.num_requests; ++request) {
     const int begin = step.qo_indptr[request], end = step.qo_indptr[request + 1];
     for (int token = begin; token < end; ++token)
       limits_[static_cast<size_t>(token)] = num_keys(request) - (end - token) + 1;
     if (end - begin > kSplitTokens)
-      plan_whole(request);
+      plan_whole(request, block_tokens);
     else
       plan_split(request);
   }
@@ -49,13 +51,29 @@ void PagedAttention::plan(const Step& step) {
   std::stable_sort(whole_.begin(), whole_.end(), [](const Block& a, const Block& b) { return a.num_tiles > b.num_tiles; });
 }
 
-void PagedAttention::plan_whole(int request) {
-  const int begin = step_.qo_indptr[request], end = step_.qo_indptr[request + 1];
-  for (int token = begin; token < end; token += block_tokens_) {
-    const int count = std::min(block_tokens_, end - token);
+// Tokens of a whole block at most. Large blocks pack least; but of three blocks that two threads share, one thread has two.
+int PagedAttention::tokens_for_threads() const {
+  int best = block_tokens_, least = std::numeric_limits<int>::max();
+  for (int size = block_tokens_; size >= std::min(kMinTokens, block_tokens_); --size) {
+    int items = 0;
+    for (int request = 0; request < step_.num_requests; ++request) {
+      const int count = step_.qo_indptr[request + 1] - step_.qo_indptr[request];
+      if (count > kSplitTokens) items += (count + size - 1) / size * shape_.num_kv_heads;
+    }
+    const int turns = (items + step_.num_threads - 1) / step_.num_threads, time = turns * (size * group_ + kPackRows);
+    if (time < least) best = size, least = time;
+  }
+  return best;
+}
+
+void PagedAttention::plan_whole(int request, int block_tokens) {
+  const int end = step_.qo_indptr[request + 1];
+  int token = step_.qo_indptr[request];
+  for (int blocks = (end - token + block_tokens - 1) / block_tokens; blocks > 0; --blocks) {
+    const int count = (end - token + blocks - 1) / blocks;
     const int keys = limits_[static_cast<size_t>(token + count - 1)];
     whole_.push_back({request, static_cast<int32_t>(tokens_.size()), count, 0, (keys + kTile - 1) / kTile});
-    for (int i = 0; i < count; ++i) tokens_.push_back(token + i);
+    for (int i = 0; i < count; ++i) tokens_.push_back(token++);
   }
 }
 

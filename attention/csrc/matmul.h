@@ -125,9 +125,12 @@ inline void matmul_strip(const Word* a, int a_stride, const Word* b, int b_strid
 }
 
 // C [rows x cols] = A [rows x words] * B's first `words` rows and `cols` columns (a multiple of kWidth).
-template <class Math>
-inline void matmul(const Word* a, int a_stride, const Panel& b, float* c, int c_stride, int rows, int cols, int words) {
+// `meanwhile` is called for every strip.
+template <class Math, class Meanwhile>
+inline void matmul_by_strips(const Word* a, int a_stride, const Panel& b, float* c, int c_stride, int rows, int cols,
+                             int words, Meanwhile& meanwhile) {
   for (int col = 0; col < cols; col += kStrip) {
+    meanwhile();
     const int left = cols - col, stride = b.strip_cols(col);
     const Word* strip = b.at(0, col);
     switch (left < kStrip ? left / kWidth : kStripVecs) {

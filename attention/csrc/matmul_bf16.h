@@ -134,10 +134,11 @@ class SquareOfTiles {
   }
 };
 
-template <class Math>
+template <class Math, class Meanwhile>
 inline void matmul_by_tiles(const Word* a, int a_stride, const Panel& b, float* c, int c_stride, int rows, int cols,
-                            int words) {
+                            int words, Meanwhile& meanwhile) {
   for (int col = 0; col < cols; col += 32) {
+    meanwhile();
     const int b_stride = b.strip_cols(col);
     const Word* strip = b.at(0, col);
     const bool two_cols = col + 16 < cols;
@@ -151,15 +152,20 @@ inline void matmul_by_tiles(const Word* a, int a_stride, const Panel& b, float* 
   }
 }
 
-template <>
-inline void matmul<TileMath>(const Word* a, int a_stride, const Panel& b, float* c, int c_stride, int rows, int cols,
-                             int words) {
-  matmul_by_tiles<TileMath>(a, a_stride, b, c, c_stride, rows, cols, words);
-}
 using BestPairMath = TileMath;
 #else
 using BestPairMath = PairMath;
 #endif
+
+// As matmul_by_strips; `meanwhile` is called for every strip, or every two tiles of columns.
+template <class Math, class Meanwhile>
+inline void matmul(const Word* a, int a_stride, const Panel& b, float* c, int c_stride, int rows, int cols, int words,
+                   Meanwhile& meanwhile) {
+#if defined(__AMX_BF16__)
+  if constexpr (kHasTiles<Math>) return matmul_by_tiles<Math>(a, a_stride, b, c, c_stride, rows, cols, words, meanwhile);
+#endif
+  matmul_by_strips<Math>(a, a_stride, b, c, c_stride, rows, cols, words, meanwhile);
+}
 
 // A thread holds the tile registers while it multiplies.
 struct Registers {

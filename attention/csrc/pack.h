@@ -79,18 +79,19 @@ inline void pack_keys(const TileRows<T>& keys, int head_dim, int tokens, const P
   const int words = panel.words;
   for (int token = 0; token < tokens; token += kWidth) {
     Word* to = panel.at(0, token);
-    const int stride = panel.strip_cols(token);
+    const int stride = panel.strip_cols(token), count = std::min(kWidth, keys.valid - token);
+    const T* rows[kWidth];
+    for (int i = 0; i < count; ++i) rows[i] = keys.row(token + i);
     for (int word = 0; word < words; word += kCount) {
       const int first = word * Math::kPerWord;
       Bits columns[kCount];
-      if (token + kWidth <= keys.valid && first + kElements <= head_dim) {
-        load_columns<Math, T>([&](int i) { return keys.row(token + i) + first; }, columns);
+      if (count == kWidth && first + kElements <= head_dim) {
+        load_columns<Math, T>([&](int i) { return rows[i] + first; }, columns);
       } else {
-        T rows[kWidth][kElements] = {};
-        const int count = std::clamp(head_dim - first, 0, kElements);
-        for (int i = 0; token + i < std::min(token + kWidth, keys.valid); ++i)
-          memcpy(rows[i], keys.row(token + i) + first, sizeof(T) * static_cast<size_t>(count));
-        load_columns<Math, T>([&](int i) { return rows[i]; }, columns);
+        T parts[kWidth][kElements] = {};
+        const int elements = std::clamp(head_dim - first, 0, kElements);
+        for (int i = 0; i < count; ++i) memcpy(parts[i], rows[i] + first, sizeof(T) * static_cast<size_t>(elements));
+        load_columns<Math, T>([&](int i) { return parts[i]; }, columns);
       }
 #pragma GCC unroll 16
       for (int i = 0; i < kCount; ++i, to += stride)
@@ -111,25 +112,23 @@ inline Bits value_words(const T* const (&rows)[2], int col) {
 template <class Math, class T>
 inline void pack_values(const TileRows<T>& values, int head_dim, int tokens, const Panel& panel) {
   static const T zeros[kMaxHeadDim + kWidth] = {};
-  const int cols = panel.cols;
+  const int cols = panel.cols, whole = head_dim / kWidth * kWidth;
   for (int token = 0; token < tokens; token += Math::kPerWord) {
+    const int word = token / Math::kPerWord;
     const T* rows[2];
+    for (int i = 0; i < Math::kPerWord; ++i) rows[i] = token + i < values.valid ? values.row(token + i) : zeros;
+    const auto put = [](Word* to, Bits words) { memcpy(to, &words, sizeof(words)); };
+    int col = 0;
+    for (Word* to = panel.at(word, 0); col + kStrip <= whole; col += kStrip, to += kStrip * panel.words)
+#pragma GCC unroll 4
+      for (int i = 0; i < kStrip; i += kWidth) put(to + i, value_words<Math>(rows, col + i));
+    for (; col < whole; col += kWidth) put(panel.at(word, col), value_words<Math>(rows, col));
+    if (whole == cols) continue;
     T parts[2][kWidth] = {};
-    const T* part_rows[2];
-    const int whole = head_dim / kWidth * kWidth;
-    for (int i = 0; i < Math::kPerWord; ++i) {
-      rows[i] = token + i < values.valid ? values.row(token + i) : zeros;
-      if (whole < cols) memcpy(parts[i], rows[i] + whole, sizeof(T) * static_cast<size_t>(head_dim - whole));
-      part_rows[i] = parts[i];
-    }
-    for (int first = 0; first < cols; first += kStrip) {
-      Word* const to = panel.at(token / Math::kPerWord, first);
-      for (int col = 0; col < panel.strip_cols(first); col += kWidth) {
-        const Bits words =
-            first + col < whole ? value_words<Math>(rows, first + col) : value_words<Math>(part_rows, 0);
-        memcpy(to + col, &words, sizeof(words));
-      }
-    }
+    for (int i = 0; i < Math::kPerWord; ++i)
+      memcpy(parts[i], rows[i] + whole, sizeof(T) * static_cast<size_t>(head_dim - whole));
+    const T* const part_rows[2] = {parts[0], parts[1]};
+    put(panel.at(word, whole), value_words<Math>(part_rows, 0));
   }
 }
 

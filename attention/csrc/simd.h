@@ -293,10 +293,6 @@ inline void prefetch(const T* p, int count) {
   asm volatile("");  // GCC leaves out calls of functions that do nothing but prefetch
 }
 
-// Four 32-bit lanes of each of kWidth rows: out[i] is the i-th of every row. `row(i)` points to those of row i.
-//
-// Each vector takes 16 bytes of every fourth row; then the squares of 4 x 4 lanes in four vectors are transposed, all in
-// the same two rounds of instructions that don't cross 16 bytes.
 template <bool kUpper, size_t... kLane>
 inline Bits by_turns(Bits a, Bits b, std::index_sequence<kLane...>) {  // a0 b0 a1 b1, or a2 b2 a3 b3
   return __builtin_shufflevector(a, b, (kLane / 4 * 4 + kLane % 4 / 2 + 2 * kUpper + kLane % 2 * kWidth)...);
@@ -306,10 +302,37 @@ template <bool kUpper, size_t... kPair>
 inline Bits halves(Bits a, Bits b, std::index_sequence<kPair...>) {  // a0 a1 b0 b1, or a2 a3 b2 b3
   return Bits(__builtin_shufflevector(Pairs(a), Pairs(b), (kPair / 2 * 2 + kUpper + kPair % 2 * kWidth / 2)...));
 }
-template <class Row>
-inline void load_transposed(const Row& row, Bits (&out)[4]) {
+// The squares of 4 x 4 lanes in four vectors, transposed: lane i of each four in out[i].
+inline void transpose_fours(const Bits (&v)[4], Bits (&out)[4]) {
   constexpr auto lanes = std::make_index_sequence<kWidth>();
   constexpr auto pairs = std::make_index_sequence<kWidth / 2>();
+  const Bits low01 = by_turns<false>(v[0], v[1], lanes), high01 = by_turns<true>(v[0], v[1], lanes);
+  const Bits low23 = by_turns<false>(v[2], v[3], lanes), high23 = by_turns<true>(v[2], v[3], lanes);
+  out[0] = halves<false>(low01, low23, pairs);
+  out[1] = halves<true>(low01, low23, pairs);
+  out[2] = halves<false>(high01, high23, pairs);
+  out[3] = halves<true>(high01, high23, pairs);
+}
+
+// All lanes of each of four vectors, in lanes 0 to 3; in the same order for each.
+template <class Op>
+inline Vec reduce_four(const Vec (&v)[4], const Op& op) {
+  constexpr auto lanes = std::make_index_sequence<kWidth>();
+  const Bits rows[4] = {Bits(v[0]), Bits(v[1]), Bits(v[2]), Bits(v[3])};
+  Bits lane[4];
+  transpose_fours(rows, lane);
+  Vec all = op(op(Vec(lane[0]), Vec(lane[1])), op(Vec(lane[2]), Vec(lane[3])));
+  if constexpr (kWidth > 8) all = reduce_once<8>(all, op, lanes);
+  if constexpr (kWidth > 4) all = reduce_once<4>(all, op, lanes);
+  return all;
+}
+
+// Four 32-bit lanes of each of kWidth rows: out[i] is the i-th of every row. `row(i)` points to those of row i.
+//
+// Each vector takes 16 bytes of every fourth row; transposing fours takes two rounds of instructions that don't
+// cross 16 bytes.
+template <class Row>
+inline void load_transposed(const Row& row, Bits (&out)[4]) {
   Bits v[4];
 #pragma GCC unroll 4
   for (int i = 0; i < 4; ++i) {
@@ -325,12 +348,7 @@ inline void load_transposed(const Row& row, Bits (&out)[4]) {
     memcpy(&v[i], row(i), sizeof(Bits));
 #endif
   }
-  const Bits low01 = by_turns<false>(v[0], v[1], lanes), high01 = by_turns<true>(v[0], v[1], lanes);
-  const Bits low23 = by_turns<false>(v[2], v[3], lanes), high23 = by_turns<true>(v[2], v[3], lanes);
-  out[0] = halves<false>(low01, low23, pairs);
-  out[1] = halves<true>(low01, low23, pairs);
-  out[2] = halves<false>(high01, high23, pairs);
-  out[3] = halves<true>(high01, high23, pairs);
+  transpose_fours(v, out);
 }
 
 // Transposes a square of 32-bit lanes in place.

@@ -51,27 +51,43 @@ struct Scales {
   Vec weight(Vec x, int key) const { return x * load(values + key); }
 };
 
-// Turns scores [keys] into weights [keys], of float or bf16. The weights are scaled after they were summed.
+constexpr int kFour = 4;  // rows whose softmax is computed together
+
+// Turns scores [kFour, stride] into weights, of float or bf16, for the first `rows` of them and so many keys, a multiple
+// of 32. Leaves a peak and a sum for each of kFour rows. The weights are scaled after they were summed.
 template <class Element, class AnyScales>
-inline void softmax_row(float* scores, Element* weights, int keys, Visible visible, const Logits& logits,
-                        const AnyScales& scales, float* peak, float* sum) {
-  Vec most = splat(kNothing);
-  for (int key = 0; key < keys; key += kWidth) {
-    const Vec x = hide(logits.capped(scales.score(load(scores + key), key)), key, visible);
-    if (AnyScales::kScales || logits.soft_cap != 0.0f || !is_seen(key, visible)) store(scores + key, x);
-    most = max(most, x);
+inline void softmax_rows(float* scores, Element* weights, int stride, int rows, int keys, const Visible* visible,
+                         const Logits& logits, const AnyScales& scales, float* peaks, float* sums) {
+  Vec most[kFour], totals[kFour] = {};
+  for (Vec& vec : most) vec = splat(kNothing);
+  for (int row = 0; row < rows; ++row) {
+    float* const these = scores + row * stride;
+    const Visible seen = visible[row];
+    if (!AnyScales::kScales && logits.soft_cap == 0.0f && seen.first == 0 && seen.last >= keys) {
+      for (int key = 0; key < keys; key += kWidth) most[row] = max(most[row], load(these + key));
+      continue;
+    }
+    for (int key = 0; key < keys; key += kWidth) {
+      const Vec x = hide(logits.capped(scales.score(load(these + key), key)), key, seen);
+      store(these + key, x);
+      most[row] = max(most[row], x);
+    }
   }
-  const float factor = logits.factor(), top = reduce_max(most) * factor;
-  *peak = top;
+  const Vec factor = splat(logits.factor());
+  const Vec top = reduce_four(most, [](Vec a, Vec b) { return max(a, b); }) * factor;
   // Where nothing is visible every weight has to come out as 2^-infinity = 0.
-  const Vec shift = splat(top == kNothing ? 0.0f : -top);
-  Vec total = {};
-  for (int key = 0; key < keys; key += kWidth) {
-    const Vec weight = exp2(fma(load(scores + key), splat(factor), shift));
-    total += weight;
-    store(weights + key, scales.weight(weight, key));
+  const Vec shifts = top == splat(kNothing) ? Vec{} : -top;
+  for (int row = 0; row < rows; ++row) {
+    const Vec shift = splat(shifts[row]);
+    for (int key = 0; key < keys; key += kWidth) {
+      const Vec weight = exp2(fma(load(scores + row * stride + key), factor, shift));
+      totals[row] += weight;
+      store(weights + row * stride + key, scales.weight(weight, key));
+    }
   }
-  *sum = reduce_add(total);
+  const Vec total = reduce_four(totals, [](Vec a, Vec b) { return a + b; });
+  memcpy(peaks, &top, sizeof(float) * kFour);
+  memcpy(sums, &total, sizeof(float) * kFour);
 }
 
 // How to weigh the two sides of a merge: values = before * values + after * values of the tile.
