@@ -17,7 +17,7 @@ class StepCostModel:
     """Step time a + b * tokens + c * attended positions, by recursive least squares with directional
     forgetting.
 
-    Coefficients are clamped to >= 0 when used. A measurement is believed to four times the usual deviation,
+    Coefficients are never below zero. A measurement is believed to four times the usual deviation,
     so that one hiccup does not bend the model. Nothing is predicted far outside of what was measured:
     `max_tokens` is twice the largest step so far, and starts at 32. A larger step is believed whole, and what
     was wrong about it says nothing of the usual deviation. Times are in seconds; O(1) each.
@@ -44,12 +44,13 @@ class StepCostModel:
             self.deviation = max(self.deviation, abs(error))
         gain = self._covariance.dot(features)
         known = float(features.dot(gain))
-        self._weights = self._weights + gain * (error / (1.0 + known))
+        # A weight below zero, kept as it is, would have to be made up for before the model could follow.
+        self._weights = np.maximum(self._weights + gain * (error / (1.0 + known)), 0.0)
         # What this step says nothing about is not forgotten: its variance would grow without end while steps are all
         # alike, and the first hiccup would be put down to it (directional forgetting: Kulhavy, 1987).
         kept = _FORGETTING - (1.0 - _FORGETTING) / known
         self._covariance = self._covariance - gain[:, None] * gain * (kept / (1.0 + kept * known))
-        constant, per_token, per_attended = (max(0.0, weight) for weight in self._weights.tolist())
+        constant, per_token, per_attended = self._weights.tolist()
         self._coefficients = (constant, per_token / _TOKENS, per_attended / _ATTENDED)
         self.num_observations += 1
         self.max_tokens = max(self.max_tokens, 2 * tokens)

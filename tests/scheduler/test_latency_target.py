@@ -93,6 +93,26 @@ def test_what_like_steps_cannot_tell_apart_is_not_blamed_for_a_change_of_pace():
     assert longest[45] < 0.5
 
 
+def test_a_host_that_slowed_down_does_not_leave_a_weight_below_zero():
+    """The steps of a server's first seconds on a host that became 1.4 times slower, then a long prompt."""
+    model = StepCostModel()
+    first = [(3, 6, 0.0152), (1, 4, 0.0126), (1, 5, 0.0099), (1, 6, 0.0097), (800, 80_400, 0.9715)]
+    warm = [*first, *[(4, 816, 0.0148)] * 7, (1, 4, 0.0127), (1, 5, 0.0106)]
+    prompts = [(128, 4160, 0.1885), (207, 6474, 0.303), (183, 6462, 0.2733)]
+    decodes = [(8, 527 + 8 * i, 0.0195 if i < 43 else 0.0276) for i in range(53)]
+    for tokens, attended, seconds in [*warm, *prompts, *decodes, (8, 951, 0.0466)]:
+        model.observe(tokens, attended, seconds)
+    done, times = 0, []
+    while done < 6400:
+        room = max(0.3 - 2 * model.deviation, 0.15) - model.predict(8, 960)
+        chunk = min(model.largest_chunk(done, room), model.max_tokens, 6400 - done)
+        attended = 960 + attended_positions(done, chunk)
+        times.append(0.025 + 1.66e-3 * (8 + chunk) + 0.8e-6 * attended)
+        model.observe(8 + chunk, attended, times[-1])
+        done += chunk
+    assert max(times) < 0.5
+
+
 def test_the_model_follows_a_machine_that_becomes_slower():
     model = fitted()
     rng = np.random.default_rng(1)
