@@ -5,8 +5,9 @@
     # W4 wants a small cache: trunkline serve --kv-cache-tokens 4096
     python benchmarks/client.py --workloads W4
 
-Requests are greedy and streamed, with `ignore_eos`, so that lengths are fixed. A gap between two pieces of text is one
-inter-token latency; those of W5's long prompt are left out, and its time to the first token has a column of its own.
+Requests are greedy and streamed, with `ignore_eos`, so that lengths are fixed. A gap between two pieces is one inter-token
+latency, also where a piece has no text: that of an ending which is passed by, or of a part of a character. Those of W5's
+long prompt are left out, and its time to the first token has a column of its own.
 Use each seed once for each start of a server. The client shares the cores with the server: measure with nothing else
 running, one server at a time. The same reason has its parser compiled (aiohttp).
 """
@@ -137,9 +138,10 @@ class Run:
         record.usage = event.get("usage") or record.usage
         for choice in event.get("choices", []):
             text = choice.get("text") or (choice.get("delta") or {}).get("content")
-            if text:
+            # A token may have no text: an end that `ignore_eos` passes by, a part of a character.
+            if text or (record.times and not choice.get("finish_reason")):
                 record.times.append(self._now())
-                record.text += text
+                record.text += text or ""
 
     def _now(self) -> float:
         return time.perf_counter() - self._started

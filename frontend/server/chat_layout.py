@@ -109,7 +109,8 @@ class _Speech:
     def pieces(self, output: RequestOutput) -> list[Piece]:
         """What an output makes certain."""
         if self._parser is None:
-            return [Piece("prose", output.text)] if output.text else []
+            # A token without text of its own still comes: a client that times its tokens sees each.
+            return [Piece("prose", output.text)] if output.text or output.finish_reason is None else []
         ending = self._parser.finish if output.finish_reason is not None else list
         return [*self._parser.feed(output.text), *ending()]
 

@@ -119,7 +119,7 @@ class CompletionLayout:
             parts.append((echo.text, None if num_top is None else scores.prompt(echo.ids.tolist(), scored)))
         if self._body.max_tokens != 0:
             entries = visible_logprobs(output)
-            if output.text or (entries and num_top is not None):
+            if output.text or output.finish_reason is None or (entries and num_top is not None):
                 parts.append((output.text, None if num_top is None else scores.add(entries)))
         return parts
 

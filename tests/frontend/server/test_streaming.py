@@ -127,6 +127,19 @@ def test_bytes_that_are_no_character_show_once_each_streamed_or_not(server: Serv
     assert text_of(stream_text(server, **fields)) == whole["text"]
 
 
+def test_a_token_without_text_of_its_own_is_a_chunk_as_well(server: Server) -> None:
+    first, *rest = server.post("/tokenize", {"prompt": "\U0001f9ff", "pieces": True}).json()["tokens"]
+    fields: dict[str, Any] = {"max_tokens": 4, "logit_bias": {str(first): 100}}
+    assert rest, "a character of several tokens"
+    chunks = stream_text(server, prompt="x", **fields)
+    assert [chunk["choices"][0]["text"] == "" for chunk in chunks] == [True, False, False, False, True]
+    messages = [{"role": "user", "content": "x"}]
+    role, *deltas = stream(server, "/v1/chat/completions", messages=messages, **fields)
+    said = [chunk["choices"][0]["delta"].get("content") for chunk in deltas]
+    assert role["choices"][0]["delta"]["role"] == "assistant"
+    assert [not text for text in said] == [True, False, False, False, True]
+
+
 def test_an_echoed_prompt_comes_first_with_its_logprobs(server: Server) -> None:
     prompt = "The quick brown fox jumps over the lazy dog, and then over another forty words or so. " * 3
     fields = {"prompt": prompt, "max_tokens": 3, "echo": True, "logprobs": 2, "ignore_eos": True}
