@@ -6,8 +6,8 @@
     python benchmarks/client.py --workloads W4
 
 Requests are greedy and streamed, with `ignore_eos`, so that lengths are fixed. A gap between two pieces is one
-inter-token latency, also where a piece has no text: that of an ending which is passed by, or of a part of a character. Those of W5's
-long prompt are left out, and its time to the first token has a column of its own.
+inter-token latency, also where a piece has no text: that of an ending which is passed by, or of a part of a character.
+Those of W5's long prompt are left out, and its time to the first token has a column of its own.
 Use each seed once for each start of a server. The client shares the cores with the server: measure with nothing else
 running, one server at a time. The same reason has its parser compiled (aiohttp).
 """

@@ -145,6 +145,22 @@ def test_company_threads_and_shared_pages_leave_every_bit_as_it_is(
 
 
 @at_every_level
+@pytest.mark.parametrize("length", [17, 52, 150])
+def test_blocks_cut_for_the_threads_leave_every_bit_as_it_is(level: str, length: int) -> None:
+    config = make_config(num_heads=9, num_kv_heads=3)
+    step = make_step(config, [(1000, length), (0, 40)])
+    backend = CpuBackend(config, step.pool, level)
+    threads = torch.get_num_threads()
+    outs = []
+    for count in (1, 2, 3, 16):
+        torch.set_num_threads(count)
+        backend.plan(step.metadata)
+        outs.append(backend.forward(0, step.q, step.k, step.v))
+    torch.set_num_threads(threads)
+    assert all(torch.equal(out, outs[0]) for out in outs)
+
+
+@at_every_level
 def test_more_sharers_than_a_block_has_room_for(level: str) -> None:
     config = make_config(num_heads=4, num_kv_heads=1)
     requests = [(130 + i % 40, 1) for i in range(150)]
