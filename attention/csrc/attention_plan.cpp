@@ -1,8 +1,8 @@
 // Cutting a step into blocks.
 //
 // A request with many new tokens becomes blocks of consecutive tokens, each with all the tiles it sees:
-// there are enough of them for every thread, and a packed tile serves 64 tokens times the heads of its
-// group.
+// they are cut so that all threads have equally much to do, and a packed tile serves up to 64 tokens times
+// the heads of its group.
 //
 // A request with few (a decode) is split over its tiles. Where several requests have the very same pages
 // in a tile - a shared prefix - they become one block: the tile is read and packed once for all of them
@@ -36,15 +36,17 @@ void PagedAttention::plan(const Step& step) {
   open_.clear();
   limits_.resize(static_cast<size_t>(num_tokens_));
   first_partial_.resize(static_cast<size_t>(num_tokens_));
-  const int block_tokens = tokens_for_threads();
+  int block_tokens = 0;  // steps that only decode don't ask
   for (int request = 0; request < step.num_requests; ++request) {
     const int begin = step.qo_indptr[request], end = step.qo_indptr[request + 1];
     for (int token = begin; token < end; ++token)
       limits_[static_cast<size_t>(token)] = num_keys(request) - (end - token) + 1;
-    if (end - begin > kSplitTokens)
+    if (end - begin > kSplitTokens) {
+      if (block_tokens == 0) block_tokens = tokens_for_threads();
       plan_whole(request, block_tokens);
-    else
+    } else {
       plan_split(request);
+    }
   }
   lay_out_tokens();
   // The longest first, or a thread might begin the longest when the others are done.

@@ -53,7 +53,19 @@ def test_a_step_larger_than_any_before_is_believed_and_widens_no_margin():
     assert model.predict(1000, 500_000) == pytest.approx(machine(1000, 500_000), rel=0.3)
 
 
-def longest_step_of_a_long_prompt(seed, target):
+def longest_chunk(model, step, length, streams, context, target=0.3):
+    """Seconds of the longest step while a prompt is computed among streams; `step` takes and observes one."""
+    done, longest = 0, 0.0
+    while done < length:
+        aimed_at = max(target - 2 * model.deviation, target / 2)
+        room = aimed_at - model.predict(streams, streams * context)
+        chunk = StepBudget(2048, model=model, seconds=room, least=16).chunk(done, length - done)
+        longest = max(longest, step(streams + chunk, streams * context + attended_positions(done, chunk)))
+        done += chunk
+    return longest
+
+
+def longest_step_of_a_long_prompt(seed):
     """Seconds, among eight streams that have decoded for a while, on a host whose pace varies."""
     rng = np.random.default_rng(seed)
     model, pace = StepCostModel(), 1.0
@@ -66,30 +78,19 @@ def longest_step_of_a_long_prompt(seed, target):
         model.observe(tokens, attended, seconds)
         return seconds
 
-    def prompt(length, streams, context):
-        done, longest = 0, 0.0
-        while done < length:
-            aimed_at = max(target - 2 * model.deviation, target / 2)
-            room = aimed_at - model.predict(streams, streams * context)
-            chunk = min(max(min(model.largest_chunk(done, room), model.max_tokens), 16), length - done, 2048)
-            attended = streams * context + attended_positions(done, chunk)
-            longest = max(longest, step(streams + chunk, attended))
-            done += chunk
-        return longest
-
     for length in (8, 16, 40):
         step(length, attended_positions(0, length))
         for i in range(16):
             step(1, length + i)
     for streams in range(8):
-        prompt(100, streams, 120)
+        longest_chunk(model, step, 100, streams, 120)
     for i in range(150):
         step(8, 8 * (120 + i))
-    return prompt(6000, 8, 270)
+    return longest_chunk(model, step, 6000, 8, 270)
 
 
 def test_what_like_steps_cannot_tell_apart_is_not_blamed_for_a_change_of_pace():
-    longest = sorted(longest_step_of_a_long_prompt(seed, target=0.3) for seed in range(50))
+    longest = sorted(longest_step_of_a_long_prompt(seed) for seed in range(50))
     assert longest[45] < 0.5
 
 
@@ -102,15 +103,13 @@ def test_a_host_that_slowed_down_does_not_leave_a_weight_below_zero():
     decodes = [(8, 527 + 8 * i, 0.0195 if i < 43 else 0.0276) for i in range(53)]
     for tokens, attended, seconds in [*warm, *prompts, *decodes, (8, 951, 0.0466)]:
         model.observe(tokens, attended, seconds)
-    done, times = 0, []
-    while done < 6400:
-        room = max(0.3 - 2 * model.deviation, 0.15) - model.predict(8, 960)
-        chunk = min(model.largest_chunk(done, room), model.max_tokens, 6400 - done)
-        attended = 960 + attended_positions(done, chunk)
-        times.append(0.025 + 1.66e-3 * (8 + chunk) + 0.8e-6 * attended)
-        model.observe(8 + chunk, attended, times[-1])
-        done += chunk
-    assert max(times) < 0.5
+
+    def step(tokens, attended):
+        seconds = 0.025 + 1.66e-3 * tokens + 0.8e-6 * attended
+        model.observe(tokens, attended, seconds)
+        return seconds
+
+    assert longest_chunk(model, step, 6400, 8, 120) < 0.5
 
 
 def test_the_model_follows_a_machine_that_becomes_slower():
